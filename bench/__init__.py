@@ -1,0 +1,1 @@
+"""Traces, bounds, demos and benchmarks; nothing the server needs at run time."""

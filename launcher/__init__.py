@@ -1,0 +1,1 @@
+"""Starts, checks and supervises llama-server processes from YAML profiles."""

@@ -1,0 +1,1 @@
+"""Pure scheduling rules: plain data in, plain data out, standard library only."""

@@ -1,0 +1,167 @@
+"""Every knob of the rules with its default, unit and reason: the one place for numbers.
+
+Sections mirror the rules; each rule has ``enabled`` for an A/B. :func:`from_mapping` builds the
+parameters from a profile's ``policy`` section and reports every fault at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _knob(default: Any, unit: str, low: float, high: float, why: str) -> Any:
+    """A dataclass field with its unit, its bounds (inclusive) and the reason for its default."""
+    return field(default=default, metadata={"unit": unit, "low": low, "high": high, "why": why})
+
+
+def _switch(why: str) -> Any:
+    return field(default=True, metadata={"unit": "switch", "why": why})
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds: prefill of tokens n0..n1 is ``c + a (n1-n0) + b (n1^2-n0^2)/2``.
+
+    The defaults reproduce a published curve of a 125B/6B-active MoE on GB10 (25k tokens in 55.7 s).
+    """
+
+    prefill_c_s: float = _knob(0.9, "s", 0, 60, "fixed cost of starting a prefill")
+    prefill_a_s: float = _knob(1.26e-3, "s/token", 0, 1, "first tokens: about 790 tok/s")
+    prefill_b_s: float = _knob(9.0e-8, "s/token^2", 0, 1e-3, "attention grows with depth")
+    decode_s: float = _knob(0.042, "s/token", 0, 10, "23.8 tok/s at one slot")
+    expected_output: int = _knob(512, "tokens", 1, 1_000_000, "where a request names no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Rule 3: a conversation returns to the slot that holds it."""
+
+    enabled: bool = _switch("off: a conversation is placed like a newcomer")
+    chunk_tokens: int = _knob(512, "tokens", 0, 65536, "templates rewrite the end of a turn")
+    branch_share: float = _knob(0.5, "ratio", 0, 1, "an edit that keeps less starts afresh")
+    patience: bool = _switch("off: a busy home is left at once")
+    patience_min_s: float = _knob(3, "s", 0, 3600, "most turns end sooner")
+    patience_max_s: float = _knob(30, "s", 0, 3600, "a long re-read is worth half a minute")
+    home_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of the wait for a busy home")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Rule 4: short work that shares little sits where it destroys little."""
+
+    enabled: bool = _switch("off: short work is placed like any newcomer")
+    guest_max_tokens: int = _knob(2048, "tokens", 0, 1_000_000, "titles, tags, commit messages")
+    resident_share: float = _knob(0.25, "ratio", 0, 1, "small beside the largest resident")
+    protect_s: float = _knob(600, "s", 0, 86400, "a recent conversation is left alone")
+    break_after_s: float = _knob(2, "s", 0, 3600, "then it may displace what is cheap")
+    break_ratio: float = _knob(5, "s/s", 0, 1000, "seconds destroyed per second waited")
+    guest_max_wait_s: float = _knob(60, "s", 0, 3600, "then it takes the cheapest slot")
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """Rule 5: the slot that costs the fewest seconds, what it destroys included."""
+
+    enabled: bool = _switch("off: the least recently used idle slot")
+    destruction: float = _knob(1, "ratio", 0, 100, "weight of what is destroyed; 0: pure prefix")
+    return_half_s: float = _knob(300, "s", 1, 86400, "idle time that halves P(return)")
+    protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")
+    live_s: float = _knob(60, "s", 0, 86400, "how long a single turn counts as live")
+    expire_s: float = _knob(1800, "s", 1, 864000, "a conversation idle this long has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rules 1 and 6: prompt and room choose the slot; ``max_tokens`` is cut to the room."""
+
+    enabled: bool = _switch("off: only a prompt longer than the window is kept away")
+    min_room: int = _knob(1024, "tokens", 0, 1_000_000, "room asked for, at most")
+    margin: int = _knob(64, "tokens", 0, 65536, "template tokens the count cannot foresee")
+    cut_max_tokens: bool = _switch("off: max_tokens goes to the engine as it came")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Who goes first."""
+
+    enabled: bool = _switch("off: first come, first served")
+    promote_s: float = _knob(5, "s", 0, 3600, "a guest that waited this long goes first")
+    max_overtake_s: float = _knob(60, "s", 0, 3600, "nobody is overtaken for longer")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Bounds: every wait ends."""
+
+    max_running: int = _knob(2, "requests", 1, 256, "slots are cache, not concurrency")
+    max_waiting: int = _knob(256, "requests", 1, 100_000, "beyond it 503")
+    max_waiting_per_key: int = _knob(64, "requests", 1, 100_000, "beyond it 429")
+    queue_timeout_s: float = _knob(600, "s", 0.01, 86400, "longest wait of a non-streamed request")
+    request_timeout_s: float = _knob(3600, "s", 0.01, 864000, "longest life of any request")
+    engine_silence_s: float = _knob(300, "s", 0.01, 86400, "a running request without one byte")
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """All knobs of one profile."""
+
+    cost: Cost = field(default_factory=Cost)
+    home: Home = field(default_factory=Home)
+    guest: Guest = field(default_factory=Guest)
+    affinity: Affinity = field(default_factory=Affinity)
+    window: Window = field(default_factory=Window)
+    order: Order = field(default_factory=Order)
+    queue: Queue = field(default_factory=Queue)
+
+
+def from_mapping(given: Mapping[str, Any], path: str = "policy") -> tuple[Params, list[str]]:
+    """Parameters from nested plain data; faults name the YAML path, the value and the limit.
+
+    Unknown keys, wrong types and values outside their bounds are faults; the defaults stand in
+    for them, so that all faults come back at once.
+    """
+    faults: list[str] = []
+    sections: dict[str, Any] = {}
+    known = {f.name: f.default_factory for f in fields(Params)}
+    for name, values in given.items():
+        where = f"{path}.{name}"
+        factory = known.get(name)
+        if factory is None:
+            faults.append(f"{where}: unknown section, expected one of {', '.join(known)}")
+        elif not isinstance(values, Mapping):
+            faults.append(f"{where}: expected a mapping, got {values!r}")
+        else:
+            sections[name] = _section(factory, values, where, faults)
+    return Params(**sections), faults
+
+
+def _section(cls: Any, values: Mapping[str, Any], path: str, faults: list[str]) -> Any:
+    known = {f.name: f for f in fields(cls)}
+    accepted: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            faults.append(f"{path}.{name}: unknown key, expected one of {', '.join(known)}")
+            continue
+        fault = _fault(known[name], value)
+        if fault:
+            faults.append(f"{path}.{name}: {fault}")
+        else:
+            accepted[name] = value
+    return cls(**accepted)
+
+
+def _fault(knob: Any, value: Any) -> str | None:
+    """What is wrong with this value for this knob, or None."""
+    if isinstance(knob.default, bool):
+        return None if isinstance(value, bool) else f"expected true or false, got {value!r}"
+    whole = isinstance(knob.default, int) and knob.metadata["unit"] in ("tokens", "requests")
+    allowed = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+        return f"expected a {'whole ' if whole else ''}number, got {value!r}"
+    low, high = knob.metadata["low"], knob.metadata["high"]
+    if not low <= value <= high:
+        return f"expected {low:g} to {high:g} {knob.metadata['unit']}, got {value!r}"
+    return None

@@ -1,0 +1,192 @@
+"""What happens (events, in) and what to do about it (actions, out): the scheduler's whole world.
+
+Times are seconds on one monotonic clock that the caller owns; the scheduler never reads one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.types import Reason, Request, Rule, SlotId
+
+
+class Failure(StrEnum):
+    """How a dispatched request ended without its final event."""
+
+    CLIENT_GONE = "client_gone"  # the client hung up; the engine may work on for a while
+    REFUSED = "refused"  # the engine answered 4xx: it never touched the slot's content
+    ENGINE_ERROR = "engine_error"  # an error status, an error event, a broken stream
+    SILENCE = "silence"  # no byte for too long
+    TIMEOUT = "timeout"  # the request's whole time is over
+    ENGINE_LOST = "engine_lost"  # the process is gone
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """An engine answers and all its slots are idle and empty."""
+
+    engine: str
+    profile: str
+    windows: tuple[int, ...]  # tokens, by id_slot
+    pool: int | None  # tokens of the unified KV pool; None: one stream per slot
+    pins: bool  # False: a probe showed that pins do not hold
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine's process ended or is being stopped: nothing it held is left."""
+
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The client left while its request waited."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgressed:
+    """The engine reported a prefill step: this many prompt tokens are in the KV."""
+
+    id: str
+    processed: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """The engine's own final event or whole answer was read. None: it did not say."""
+
+    id: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    id_slot: int | None  # the slot it says it used
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A dispatched request ended in any other way."""
+
+    id: str
+    failure: Failure
+    generated: int = 0  # tokens seen before the end
+    started: bool = True  # False: it certainly never reached the engine
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    id_slot: int
+    busy: bool
+    n_tokens: int | None  # tokens it holds; None: it does not say
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReported:
+    """A ``/slots`` reply. ``asked_at``: when the question was *sent*."""
+
+    engine: str
+    asked_at: float
+    slots: tuple[SlotReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A timer asked for by WakeAt fired."""
+
+
+Event = (
+    EngineReady
+    | EngineLost
+    | RequestArrived
+    | RequestCancelled
+    | RequestProgressed
+    | RequestFinished
+    | RequestFailed
+    | SlotsReported
+    | Tick
+)
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send it to the engine now. It ends in exactly one RequestFinished or RequestFailed."""
+
+    id: str
+    slot: SlotId  # id_slot -1: unpinned
+    rule: Rule
+    expected_cached: int  # tokens
+    waited_s: float
+    wait_reason: Reason  # what it waited for last
+    max_tokens: int | None  # cut to the room; None: as asked
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a waiting request with an error."""
+
+    id: str
+    status: int
+    code: str
+    message: str
+    retry_after_s: int | None = None
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
+    wait_reason: Reason = Reason.NONE
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AskSlots:
+    """Ask this engine for ``/slots`` soon: a slot's end is not proven."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Feed a Tick at this time, unless another event comes first."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Say it out loud: the engine reported something else than was believed."""
+
+    slot: SlotId
+    id: str
+    what: str
+
+
+Action = Dispatch | Refuse | AskSlots | WakeAt | Mismatch
+
+
+# ---------------------------------------------------------------- what can be asked
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Where a waiting request stands, for its comment line, the status and the series."""
+
+    id: str
+    profile: str
+    reason: Reason
+    ahead: int  # waiting requests that go first
+    waited_s: float
+    why: str
