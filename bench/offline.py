@@ -1,0 +1,221 @@
+"""Reuse by choice of slot alone: rules compared in virtual time, without an engine.
+
+Requests come one at a time and an engine does exactly as told: a slot holds the last prompt it
+served (and its answer), and a new prompt reuses the common prefix. What is left is the choice of
+slot, which is what is compared: slotwise's own scheduler object against the plain rules that other
+servers use, and against the bounds of what any choice could reach.
+
+    python -m bench.offline --tokenizer tokenizer.json [TRACE ...] [--pairs 4/4,8/4] [--answers]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import track
+
+from bench import bounds, trace, workload
+from bench.report import markdown_table
+from bench.rows import Renderer, Row, total
+from policies.params import Params, from_mapping
+from policies.prefix import EMPTY, Tokens, lcp
+from policies.types import Request
+from proxy.events import Dispatch, EngineReady, RequestArrived, RequestFinished, Tick, WakeAt
+from proxy.scheduler import Scheduler
+
+TRACES = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst", "mix")
+MIX = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst")
+PAIRS = "4/4,8/4,8/8,4/2"
+WINDOW_TOKENS = 131072
+
+
+@dataclass(slots=True)
+class Slot:
+    """What a slot holds, and since which request."""
+
+    held: Tokens = EMPTY
+    session: str | None = None
+    last_used: int = -1
+
+
+Choice = Callable[[Row, list[Slot]], int]
+"""Which slot a request takes."""
+
+
+def longest_prefix(row: Row, slots: list[Slot]) -> int:
+    """The slot with the longest common prefix; among equals the least recently used."""
+    return max(
+        range(len(slots)), key=lambda n: (lcp(row.prompt, slots[n].held), -slots[n].last_used)
+    )
+
+
+def llama_server(row: Row, slots: list[Slot], similarity: float = 0.1) -> int:
+    """llama-server's rule: the longest prefix if it is over a tenth of the prompt, else LRU."""
+    best, found = 0, 0
+    for n, slot in enumerate(slots):
+        common = lcp(row.prompt, slot.held)
+        if common > found:
+            best, found = n, common
+    return best if found > similarity * len(row.prompt) else _oldest(slots)
+
+
+def session_pin(row: Row, slots: list[Slot]) -> int:
+    """The slot the session used last while it holds it still, else LRU."""
+    for n, slot in enumerate(slots):
+        if slot.session == row.session:
+            return n
+    return _oldest(slots)
+
+
+def _oldest(slots: list[Slot]) -> int:
+    return min(range(len(slots)), key=lambda n: slots[n].last_used)
+
+
+def reuse(rows: Sequence[Row], slots: int, choose: Choice) -> int:
+    """Prompt tokens reused when each request takes the slot that ``choose`` names."""
+    held = [Slot() for _ in range(slots)]
+    found = 0
+    for number, row in enumerate(rows):
+        slot = held[choose(row, held)]
+        found += bounds.reusable(row.prompt, slot.held)
+        slot.held, slot.session, slot.last_used = row.full, row.session, number
+    return found
+
+
+class Slotwise:
+    """The real scheduler in virtual time, as a choice of slot.
+
+    ``think_s``: virtual time between one request's end and the next one's arrival.
+    """
+
+    def __init__(self, slots: int, params: Params, think_s: float) -> None:
+        self._now = 0.0
+        self._think_s = think_s
+        self._number = 0
+        self.rules: dict[str, int] = {}  # how often each rule placed a request
+        self.held_s = 0.0  # virtual time that requests waited for a slot
+        self._scheduler = Scheduler({"bench": params})
+        self._scheduler.handle(
+            EngineReady("e0", "bench", (WINDOW_TOKENS,) * slots, None, True), self._now
+        )
+
+    def __call__(self, row: Row, slots: list[Slot]) -> int:
+        """Let the request arrive, wait as long as the scheduler says, finish it at once."""
+        self._now += self._think_s
+        self._number += 1
+        request = Request(
+            id=f"r{self._number}",
+            profile="bench",
+            tokens=row.prompt,
+            first_user_end=row.first_user_end,
+            turns=row.turns,
+            max_tokens=row.max_tokens,
+            stream=True,
+            key="bench",
+        )
+        dispatch = self._placed(RequestArrived(request))
+        slot = slots[dispatch.slot.id_slot]
+        self._now += 1.0  # the request's own run
+        self._scheduler.handle(
+            RequestFinished(
+                id=dispatch.id,
+                prompt_tokens=len(row.prompt),
+                cached_tokens=bounds.reusable(row.prompt, slot.held),
+                completion_tokens=len(row.full) - len(row.prompt) + 1,
+                id_slot=dispatch.slot.id_slot,
+            ),
+            self._now,
+        )
+        self.rules[dispatch.rule] = self.rules.get(dispatch.rule, 0) + 1
+        self.held_s += dispatch.waited_s
+        return dispatch.slot.id_slot
+
+    def _placed(self, event: RequestArrived) -> Dispatch:
+        actions = self._scheduler.handle(event, self._now)
+        for _ in range(1000):
+            wakes = []
+            for action in actions:
+                if isinstance(action, Dispatch):
+                    return action
+                if isinstance(action, WakeAt):
+                    wakes.append(action.at)
+            if not wakes:
+                break
+            self._now = max(self._now, min(wakes))
+            actions = self._scheduler.handle(Tick(), self._now)
+        raise RuntimeError(f"{event.request!r} was never placed: {actions}")
+
+
+def compare(
+    rows: Sequence[Row], slots: int, params: Params, think_s: float
+) -> dict[str, float | str]:
+    """Reuse ratio by rule, and both bounds, for one order of requests."""
+    tokens = max(total(rows), 1)
+    slotwise = Slotwise(slots, params, think_s)
+    result: dict[str, float | str] = {"slotwise": reuse(rows, slots, slotwise) / tokens}
+    for choice in (longest_prefix, llama_server, session_pin):
+        result[choice.__name__] = reuse(rows, slots, choice) / tokens
+    result["optimum"] = bounds.slots(rows, slots) / tokens
+    result["infinite"] = bounds.infinite(rows) / tokens
+    result["rules"] = " ".join(f"{rule}:{n}" for rule, n in sorted(slotwise.rules.items()))
+    result["held_s"] = slotwise.held_s / max(len(rows), 1)
+    return result
+
+
+def calls_of(name: str) -> list[trace.Call]:
+    """The calls of a trace; ``mix`` is one of several."""
+    names = MIX if name == "mix" else (name,)
+    return [call for part in names for call in trace.read(part)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        params, faults = from_mapping(yaml.safe_load(options.policy) or {})
+        if faults:
+            raise ValueError("; ".join(faults))
+        table = _table(options, params)
+    except (ValueError, OSError) as error:
+        print(f"bench.offline: {error}", file=sys.stderr)
+        return 2
+    print(markdown_table(table))
+    return 0
+
+
+def _table(options: argparse.Namespace, params: Params) -> list[dict[str, Any]]:
+    renderer = Renderer(options.tokenizer)
+    pairs = [tuple(map(int, pair.split("/"))) for pair in options.pairs.split(",")]
+    jobs = [(name, live, slots) for name in options.traces for live, slots in pairs]
+    table = []
+    for name, live, slots in track(jobs, "replaying", console=Console(stderr=True), transient=True):
+        calls = workload.interleave(calls_of(name), live, options.seed)[: options.calls]
+        rows = renderer.rows(calls, options.answers)
+        shown = {"trace": name, "live/slots": f"{live}/{slots}", "calls": len(rows)}
+        table.append({**shown, **compare(rows, slots, params, options.think)})
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("traces", nargs="*", default=TRACES, help="trace names; mix = several")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
+    parser.add_argument("--pairs", default=PAIRS, help="live/slots pairs (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--calls", type=int, help="the first so many calls only")
+    parser.add_argument("--think", type=float, default=10.0, help="s between calls (%(default)s)")
+    parser.add_argument("--answers", action="store_true", help="slots hold the recorded answers")
+    parser.add_argument("--policy", default="", help="policy section as YAML, e.g. '{guest: {..}}'")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Results as text: markdown tables and percentiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same keys as a markdown table; fractions with four places."""
+    if not rows:
+        return ""
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([cell(row[name]) for name in head] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    """One value as a table shows it."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The value below which ``percent`` of the values lie (nearest rank); None without values."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))]
