@@ -34,6 +34,7 @@ TRACES = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst", "mix")
 MIX = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst")
 PAIRS = "4/4,8/4,8/8,4/2"
 WINDOW_TOKENS = 131072
+TIMER_LATE_S = 1e-3  # as real timers are
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ class Slotwise:
                     wakes.append(action.at)
             if not wakes:
                 break
-            self._now = max(self._now, min(wakes))
+            self._now = max(self._now, min(wakes)) + TIMER_LATE_S
             actions = self._scheduler.handle(Tick(), self._now)
         raise RuntimeError(f"{event.request!r} was never placed: {actions}")
 
