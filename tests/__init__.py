@@ -1,0 +1,1 @@
+"""Tests of slotwise; the tree mirrors the packages."""
