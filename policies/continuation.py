@@ -1,0 +1,74 @@
+"""Does this request continue what a slot holds, and how long is its home worth waiting for.
+
+A shared beginning alone says little: every chat of one client starts with the same system text
+and tools. A conversation is told by what comes after: the shared part must reach the end of the
+first user turn (``first_user_end``). A raw prompt has no turns, so it must repeat nearly all of
+what the slot served. Everything here compares with the *view* of a slot, the last prompt served
+there, because that is what the client's next turn is built from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from policies.params import Home
+from policies.prefix import Tokens, lcp
+from policies.types import Match, Request
+
+_RAW_SHARE = 7 / 8  # of a raw prompt's predecessor, and one chunk at most may differ
+
+STRANGER = Match(0, False, False, "stranger")
+
+
+def match(request: Request, view: Tokens, knobs: Home) -> Match:
+    """Compare a prompt with the last prompt a slot served."""
+    if not view:
+        return STRANGER
+    shared = lcp(request.tokens, view)
+    covers = shared == len(view)
+    same = covers and shared == len(request.tokens)
+    if same:
+        return Match(shared, covers, same, "continues")
+    kind = _raw_kind if request.first_user_end == 0 else _chat_kind
+    return Match(shared, covers, same, kind(request, shared, len(view), knobs))
+
+
+_Kind = Literal["continues", "branch", "kin", "stranger"]
+
+
+def _chat_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:
+    if shared < request.first_user_end:
+        return "stranger"
+    if shared >= view_len - knobs.chunk_tokens:
+        return "continues"
+    return "branch" if shared >= knobs.branch_share * view_len else "kin"
+
+
+def _raw_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:
+    if shared >= max(view_len - knobs.chunk_tokens, _RAW_SHARE * view_len):
+        return "continues"
+    return "kin" if shared >= knobs.branch_share * view_len else "stranger"
+
+
+def owns(matches: Sequence[Match]) -> bool:
+    """Whether some slot holds this request's conversation."""
+    return any(m.kind in ("continues", "branch") for m in matches)
+
+
+def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:
+    """The slot that holds this conversation: a continuation before a branch, then the longest
+    prefix, then the slot that is a full prefix (it needs no rollback). None: there is none."""
+    best: tuple[tuple[bool, int, bool], int] | None = None
+    for index, m in enumerate(matches):
+        if m.kind not in ("continues", "branch") or not fits[index]:
+            continue
+        rank = (m.kind == "continues", m.lcp, m.covers)
+        if best is None or rank > best[0]:
+            best = (rank, index)
+    return None if best is None else best[1]
+
+
+def patience_s(home_s: float, elsewhere_s: float, knobs: Home) -> float:
+    """How long a busy home is waited for: what going elsewhere would cost, within bounds."""
+    return min(max(elsewhere_s - home_s, knobs.patience_min_s), knobs.patience_max_s)

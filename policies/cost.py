@@ -1,0 +1,22 @@
+"""What work costs, in seconds: the one currency of every choice."""
+
+from __future__ import annotations
+
+from policies.params import Cost
+
+
+def prefill_s(cost: Cost, n0: int, n1: int) -> float:
+    """Seconds to compute tokens ``n0`` up to ``n1`` of a prompt; 0 when there are none."""
+    if n1 <= n0:
+        return 0.0
+    return (
+        cost.prefill_c_s + cost.prefill_a_s * (n1 - n0) + cost.prefill_b_s * (n1 * n1 - n0 * n0) / 2
+    )
+
+
+def run_s(cost: Cost, cached: int, n_prompt: int, max_tokens: int | None) -> float:
+    """Seconds a request runs, by its limit, or by the expected output where it names none."""
+    limit = cost.expected_output
+    if max_tokens is not None and max_tokens >= 0:
+        limit = min(limit, max_tokens)
+    return prefill_s(cost, cached, n_prompt) + limit * cost.decode_s

@@ -1,0 +1,201 @@
+"""The decision tree: one verdict for one waiting request.
+
+The caller goes through the waiting requests in order, while fewer than ``max_running`` run:
+
+1. A prompt no window can hold is refused.
+2. (A request that does not fit beside what runs in a unified KV pool is held.)
+3. Home: the slot that holds its conversation.
+   3a idle: place it there, whatever its age.
+   3b busy: hold for ``patience``; then go on at 5 only if that is sooner than waiting on.
+      A second copy of a running request of the same key waits behind the first.
+4. Guest: short, shares little. It takes a slot whose loss nobody will feel; after a wait, the
+   cheapest.
+5. New or displaced: the idle slot that costs the fewest seconds, with what it destroys counted.
+   Beside an empty slot or a guest's, no live conversation of several turns is a candidate.
+6. Otherwise hold, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies import admission, continuation, guest
+from policies.affinity import is_live, place_cost_s, reuse
+from policies.cost import prefill_s
+from policies.params import Params
+from policies.types import Hold, Place, Reason, Reject, Rule, SlotView, Verdict, WaitingView
+
+
+@dataclass(slots=True)
+class View:
+    """All that a decision may depend on."""
+
+    slots: Sequence[SlotView]
+    pool_free: int | None  # tokens of the unified pool that running requests leave; None: no pool
+    params: Params
+
+
+@dataclass(slots=True)
+class _Case:
+    """One request against one view, with what several rules need."""
+
+    waiting: WaitingView
+    view: View
+    waited_s: float
+    fits: list[bool]
+
+    def idle(self) -> list[int]:
+        """Indices of the slots that may take it now."""
+        slots = self.view.slots
+        return [i for i in range(len(slots)) if self.fits[i] and slots[i].idle]
+
+    def own_s(self, index: int) -> float:
+        """Seconds of prefill on that slot, whatever is destroyed there."""
+        request = self.waiting.request
+        cached = reuse(request, self.view.slots[index], self.waiting.matches[index])
+        return prefill_s(self.view.params.cost, cached, len(request.tokens))
+
+
+def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
+    """The verdict for one request that has waited this long; pure, and repeatable."""
+    request, params = waiting.request, view.params
+    if not view.slots:
+        return Hold(Reason.ENGINE_LOADING, "no engine is ready")
+    largest = max(s.window for s in view.slots)
+    n = len(request.tokens)
+    if n >= largest:  # 1
+        return Reject(
+            "exceed_context_size_error",
+            f"the prompt has {n} tokens, the largest window holds {largest} "
+            f"(prompt and answer together)",
+            largest,
+        )
+    need = admission.pool_need(request, params)
+    if view.pool_free is not None and need > view.pool_free:  # 2
+        return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
+    case = _Case(
+        waiting,
+        view,
+        waited_s,
+        [admission.fits(request, s.window, largest, params) for s in view.slots],
+    )
+    home: int | None = None
+    if params.home.enabled:
+        home = continuation.home(waiting.matches, case.fits)
+    if home is not None:
+        verdict = _at_home(case, home)  # 3
+        if verdict is not None:
+            return verdict
+    elif guest.is_guest(request, view.slots, waiting.matches, params):
+        return _as_guest(case)  # 4
+    return _cheapest(case, home)  # 5, 6
+
+
+def _place(case: _Case, index: int, rule: Rule, why: str) -> Place:
+    request, slot = case.waiting.request, case.view.slots[index]
+    return Place(
+        index,
+        rule,
+        reuse(request, slot, case.waiting.matches[index]),
+        admission.granted_tokens(request, slot.window, case.view.params),
+        why,
+    )
+
+
+def _at_home(case: _Case, home: int) -> Verdict | None:
+    """Rule 3. None: the home is not worth waiting for any longer."""
+    slot, m = case.view.slots[home], case.waiting.matches[home]
+    if slot.idle:
+        rule = Rule.HOME if m.kind == "continues" else Rule.BRANCH
+        return _place(case, home, rule, f"shares {m.lcp} of {slot.view_len} tokens served there")
+    knobs = case.view.params.home
+    if case.waited_s >= knobs.home_max_wait_s:
+        return None
+    if m.same and slot.running_key == case.waiting.request.key:
+        return Hold(
+            Reason.HOME_BUSY,
+            f"the same request runs on {slot.id}",
+            knobs.home_max_wait_s - case.waited_s,
+        )
+    if not knobs.patience:
+        return None
+    home_s = case.own_s(home)
+    elsewhere_s = min((case.own_s(i) for i in case.idle()), default=float("inf"))
+    patience_s = continuation.patience_s(home_s, elsewhere_s, knobs)
+    until_s = patience_s if case.waited_s < patience_s else knobs.home_max_wait_s
+    if case.waited_s >= patience_s and elsewhere_s < slot.run_left_s + home_s:
+        return None
+    return Hold(
+        Reason.HOME_BUSY,
+        f"{slot.id} holds {m.lcp} tokens of it; {home_s:.1f} s there, "
+        f"{elsewhere_s:.1f} s elsewhere, waits {until_s:.0f} s at most",
+        until_s - case.waited_s,
+    )
+
+
+def _as_guest(case: _Case) -> Verdict:
+    """Rule 4."""
+    slots, params = case.view.slots, case.view.params
+    idle = case.idle()
+    if not idle:
+        return _hold(case)
+    seat = guest.seat(slots, idle, params)
+    if seat is not None:
+        return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
+    loss_s, index = guest.cheapest(slots, case.waiting.matches, idle, params)
+    wait_s = guest.wait_before_breaking_s(loss_s, params)
+    if case.waited_s >= wait_s:
+        return _place(case, index, Rule.GUEST, f"destroys {loss_s:.1f} s after {wait_s:.1f} s")
+    return Hold(
+        Reason.HELD,
+        f"every idle slot holds a live conversation; the cheapest goes in {wait_s:.1f} s",
+        wait_s - case.waited_s,
+    )
+
+
+def _cheapest(case: _Case, home: int | None) -> Verdict:
+    """Rules 5 and 6."""
+    slots, params = case.view.slots, case.view.params
+    idle = case.idle()
+    if not idle:
+        if home is not None:
+            return Hold(Reason.HOME_BUSY, f"{slots[home].id} and all other slots are at work")
+        return _hold(case)
+    if not params.affinity.enabled:
+        index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))
+        return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
+    candidates = _unprotected(case, idle)
+    request, matches = case.waiting.request, case.waiting.matches
+    cost_s, _, index = min(
+        (place_cost_s(request, slots[i], matches[i], params), -slots[i].id.id_slot, i)
+        for i in candidates
+    )
+    why = f"{cost_s:.2f} s, the least of {len(candidates)}"
+    return _place(case, index, _newcomer_rule(slots[index]), why)
+
+
+def _newcomer_rule(slot: SlotView) -> Rule:
+    return Rule.NEW if slot.view_len == 0 else Rule.AFFINITY
+
+
+def _unprotected(case: _Case, idle: list[int]) -> list[int]:
+    """The idle slots without live conversations of several turns, while a free place is among
+    them. Its own kin is no stranger: what an edited history cuts off was its own."""
+    slots, matches, knobs = case.view.slots, case.waiting.matches, case.view.params.affinity
+    if not knobs.protect_live or not any(slots[i].view_len == 0 or slots[i].guest for i in idle):
+        return idle
+    return [
+        i
+        for i in idle
+        if slots[i].turns < 2 or not is_live(slots[i], knobs) or matches[i].kind != "stranger"
+    ]
+
+
+def _hold(case: _Case) -> Hold:
+    """Rule 6: why no slot can take it now."""
+    slots = case.view.slots
+    if any(s.idle for s in slots):
+        n = len(case.waiting.request.tokens)
+        return Hold(Reason.WINDOW, f"the idle slots' windows are too small for {n} tokens and room")
+    return Hold(Reason.SLOTS_BUSY, f"all {len(slots)} slots are at work")

@@ -1,0 +1,76 @@
+"""Guests: short prompts that share little with what the slots hold, and where they may sit.
+
+Title, tag and commit-message jobs come between the turns of long conversations. Wherever one sits
+it destroys what was there, so it takes the place whose loss is least: an empty slot, another
+guest's, one whose conversation has ended, one long unused. Only after a wait may it displace a
+live conversation, and then one that is cheap to compute again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.affinity import destroyed_s, is_live
+from policies.params import Params
+from policies.types import Match, Request, SlotView
+
+
+def is_guest(
+    request: Request, slots: Sequence[SlotView], matches: Sequence[Match], params: Params
+) -> bool:
+    """Short, small beside the largest resident, and a stranger to every live one."""
+    knobs = params.guest
+    n = len(request.tokens)
+    if not knobs.enabled or n > knobs.guest_max_tokens or request.turns > 1:
+        return False
+    largest = max((s.resident for s in slots), default=0)
+    if n >= knobs.resident_share * largest:
+        return False
+    return all(
+        m.lcp < params.home.chunk_tokens or not is_live(s, params.affinity)
+        for s, m in zip(slots, matches, strict=True)
+    )
+
+
+def seat(slots: Sequence[SlotView], candidates: Sequence[int], params: Params) -> int | None:
+    """The candidate whose loss nobody will feel; the lowest id among equals. None: there is none.
+
+    Low ids, because the engine fills a batch in slot order: a short prompt in a low slot starts
+    beside a long prefill instead of after it.
+    """
+    ranked = [
+        (rank, slots[i].id.id_slot, i)
+        for i in candidates
+        if (rank := _rank(slots[i], params)) is not None
+    ]
+    return min(ranked)[2] if ranked else None
+
+
+def _rank(slot: SlotView, params: Params) -> int | None:
+    if slot.view_len == 0:
+        return 0
+    if slot.guest:
+        return 1
+    if not is_live(slot, params.affinity):
+        return 2
+    return 3 if slot.idle_s >= params.guest.protect_s else None
+
+
+def cheapest(
+    slots: Sequence[SlotView],
+    matches: Sequence[Match],
+    candidates: Sequence[int],
+    params: Params,
+) -> tuple[float, int]:
+    """The live conversation among the candidates that is cheapest to compute again."""
+    cost, _, index = min(
+        (destroyed_s(slots[i], matches[i], params), slots[i].id.id_slot, i) for i in candidates
+    )
+    return cost, index
+
+
+def wait_before_breaking_s(loss_s: float, params: Params) -> float:
+    """How long a guest waits before it may destroy this much."""
+    knobs = params.guest
+    affordable_s = loss_s / knobs.break_ratio if knobs.break_ratio else float("inf")
+    return min(max(knobs.break_after_s, affordable_s), knobs.guest_max_wait_s)

@@ -1,0 +1,151 @@
+"""The scheduler's books: engines, who waits, who runs, per profile. State, no decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies import continuation
+from policies.admission import pool_need
+from policies.cost import run_s
+from policies.params import Params
+from policies.types import Hold, Match, Reason, Request, Rule, SlotView, WaitingView
+from proxy.mirror import SlotMirror, SlotState
+
+_LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One life of one llama-server process; a restart is another object."""
+
+    name: str
+    profile: str
+    mirrors: list[SlotMirror]
+    pool: int | None  # tokens of the unified KV pool; None: one stream per slot
+    pins: bool
+    unpinned: int = 0  # running requests whose slot the engine chose
+
+
+@dataclass(slots=True)
+class Running:
+    """A dispatched request, until its one end."""
+
+    request: Request
+    engine: Engine
+    mirror: SlotMirror | None  # None: unpinned
+    started: float  # s
+    expected: int  # tokens
+    rule: Rule
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A waiting request and how it compares with every slot of its profile."""
+
+    view: WaitingView
+    deadline: float  # s
+    versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
+    reason: Reason = Reason.NONE
+    why: str = ""
+    recheck: float | None = None  # s
+
+    def compare(self, mirrors: list[SlotMirror], params: Params) -> None:
+        """Bring the matches up to date: only slots whose view changed are compared again."""
+        versions, matches = self.versions, self.view.matches
+        changed = False
+        for index, mirror in enumerate(mirrors):
+            if versions[index] != mirror.version:
+                changed = True
+                versions[index] = mirror.version
+                matches[index] = continuation.match(
+                    self.view.request, mirror.content.view, params.home
+                )
+        if changed:
+            self.view.owns = continuation.owns(matches)
+
+    def restart(self, mirrors: list[SlotMirror]) -> None:
+        """The set of slots changed: every comparison is to be made anew."""
+        self.versions = [-1] * len(mirrors)
+        self.view.matches = [Match(0, False, False, "stranger")] * len(mirrors)
+        self.view.owns = False
+
+    def hold(self, verdict: Hold, now: float) -> None:
+        self.reason, self.why = verdict.reason, verdict.why
+        self.recheck = None
+        if verdict.recheck_s is not None:
+            self.recheck = now + max(_LEAST_RECHECK_S, verdict.recheck_s)
+
+
+@dataclass(slots=True, eq=False)
+class Profile:
+    """One profile's engines, waiting requests and counts."""
+
+    name: str
+    params: Params
+    engines: dict[str, Engine] = field(default_factory=dict)
+    mirrors: list[SlotMirror] = field(default_factory=list)  # of the engines that keep pins
+    waiters: dict[str, Waiter] = field(default_factory=dict)
+    line: list[Waiter] = field(default_factory=list)  # who goes first, as of the last decision
+    running: dict[str, Running] = field(default_factory=dict)
+    peak_running: int = 0
+
+    def add_engine(self, engine: Engine) -> None:
+        self.engines[engine.name] = engine
+        self._engines_changed()
+
+    def drop_engine(self, name: str) -> None:
+        del self.engines[name]
+        self._engines_changed()
+
+    def _engines_changed(self) -> None:
+        self.mirrors = [m for e in self.engines.values() if e.pins for m in e.mirrors]
+        for waiter in self.waiters.values():
+            waiter.restart(self.mirrors)
+
+    def unpinned_engine(self) -> Engine | None:
+        """An engine that does not keep pins, where no other is ready."""
+        if self.mirrors:
+            return None
+        return next((e for e in self.engines.values() if not e.pins), None)
+
+    def add_waiter(self, request: Request, now: float) -> None:
+        queue = self.params.queue
+        limit_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
+        waiter = Waiter(WaitingView(request, now, [], owns=False), now + limit_s)
+        waiter.restart(self.mirrors)
+        self.waiters[request.id] = waiter
+
+    def slot_views(self, now: float) -> list[SlotView]:
+        return [self._slot_view(m, now) for m in self.mirrors]
+
+    def _slot_view(self, mirror: SlotMirror, now: float) -> SlotView:
+        content = mirror.content
+        request = mirror.request
+        return SlotView(
+            id=mirror.id,
+            window=mirror.window,
+            idle=mirror.state is SlotState.IDLE,
+            view_len=len(content.view),
+            held=content.held,
+            tail=content.tail,
+            guest=content.guest,
+            turns=content.turns,
+            idle_s=max(0.0, now - content.last_used),
+            run_left_s=self._run_left_s(request, now) if request else 0.0,
+            running_key=request.key if request else None,
+        )
+
+    def _run_left_s(self, request: Request, now: float) -> float:
+        """What is left of a running request, by the cost model and its limit."""
+        running = self.running[request.id]
+        whole_s = run_s(self.params.cost, running.expected, len(request.tokens), request.max_tokens)
+        return max(0.0, whole_s - (now - running.started))
+
+    def pool_free(self) -> int | None:
+        """Tokens of the unified pool beside what runs. None: there is no pool, or nothing runs,
+        and then one request may have all of it."""
+        pool = next((e.pool for e in self.engines.values() if e.pool is not None), None)
+        if pool is None or not self.running:
+            return None
+        used = sum(pool_need(r.request, self.params) for r in self.running.values())
+        return max(0, pool - used)

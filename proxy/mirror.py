@@ -1,0 +1,149 @@
+"""What we believe one slot of the engine holds, and whether it may be pinned.
+
+A mirror never claims more than the engine holds. It keeps the *view*, the last prompt sent there
+(what the client's next turn will extend), and of it the part that is in the KV (``held``), plus
+the generated tokens behind it (``tail``: a count, their ids are not known). After an abort only
+what the engine reported as computed is claimed; after an error that may have emptied the slot,
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from policies.prefix import EMPTY, Tokens
+from policies.types import Match, Request, Rule, SlotId
+
+
+class SlotState(StrEnum):
+    IDLE = "idle"  # shown idle: may be pinned
+    RUNNING = "running"
+    UNPROVEN = "unproven"  # its request ended without a final event; only /slots can tell
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The part of a mirror that a request replaces."""
+
+    view: Tokens = EMPTY
+    held: int = 0
+    tail: int = 0
+    guest: bool = False
+    turns: int = 0
+    last_used: float = 0.0
+
+
+@dataclass(slots=True)
+class SlotMirror:
+    """One slot. ``version`` changes with the view, so comparisons can be kept until then."""
+
+    id: SlotId
+    window: int  # tokens
+    content: _Content = field(default_factory=_Content)
+    version: int = 0
+    state: SlotState = SlotState.IDLE
+    since: float = 0.0  # when it entered this state
+    request: Request | None = None  # at work here
+    _before: _Content = field(default_factory=_Content)
+
+    @property
+    def resident(self) -> int:
+        """Tokens whose KV we believe the slot holds."""
+        return self.content.held + self.content.tail
+
+    def begin(self, request: Request, rule: Rule, match: Match, now: float) -> None:
+        """The request is sent: its prompt replaces the view; what both share is still held."""
+        old = self._before = self.content
+        continues = match.kind in ("continues", "branch")
+        self._replace(
+            _Content(
+                view=request.tokens,
+                held=min(match.lcp, old.held) if request.cache_prompt else 0,
+                guest=rule is Rule.GUEST,
+                turns=max(request.turns, old.turns + 1 if continues else 1),
+                last_used=now,
+            )
+        )
+        self.request = request
+        self._enter(SlotState.RUNNING, now)
+
+    def progressed(self, processed: int) -> None:
+        """The engine computed the prompt up to here."""
+        held = min(max(self.content.held, processed), len(self.content.view))
+        self._amend(held=held)
+
+    def commit(self, prompt_tokens: int | None, completion: int | None, now: float) -> None:
+        """The final event was read: prompt and answer are in the KV, but for the last token,
+        which is sampled and never fed back."""
+        held = len(self.content.view)
+        if prompt_tokens is not None:
+            held = min(held, prompt_tokens)
+        self._amend(held=held, tail=max(0, (completion or 0) - 1), last_used=now)
+        self._end(SlotState.IDLE, now)
+
+    def abort(self, generated: int, now: float) -> None:
+        """The request ended in the middle. The engine keeps what it computed, and may go on for
+        a while. ``generated``: tokens seen; their prompt was complete then."""
+        if generated > 0:
+            self._amend(held=len(self.content.view), tail=generated - 1)
+        self._amend(last_used=now)
+        self._end(SlotState.UNPROVEN, now)
+
+    def refused(self, now: float) -> None:
+        """The engine turned the request down before it touched the slot."""
+        self._replace(self._before)
+        self._end(SlotState.UNPROVEN, now)
+
+    def never_sent(self, now: float) -> None:
+        """The request did not reach the engine: all is as before."""
+        self._replace(self._before)
+        self._end(SlotState.IDLE, now)
+
+    def forget(self) -> None:
+        """What the slot holds is not known."""
+        self._replace(_Content(last_used=self.content.last_used))
+
+    def suspect(self, now: float) -> None:
+        """Somebody else uses it: nothing is known until /slots shows it idle."""
+        self.forget()
+        self._end(SlotState.UNPROVEN, now)
+
+    def shown_idle(self, n_tokens: int | None, now: float) -> bool:
+        """A /slots reply shows it idle, holding so many tokens. False: it holds fewer than was
+        believed, so something else happened to it, and the belief is dropped."""
+        if self.state is SlotState.UNPROVEN:
+            self._enter(SlotState.IDLE, now)
+        if (n_tokens or 0) >= self.resident:
+            return True
+        self.forget()
+        return False
+
+    def _replace(self, content: _Content) -> None:
+        self.content = content
+        self.version += 1
+
+    def _amend(
+        self,
+        held: int | None = None,
+        tail: int | None = None,
+        last_used: float | None = None,
+    ) -> None:
+        c = self.content
+        self.content = _Content(
+            c.view,
+            c.held if held is None else held,
+            c.tail if tail is None else tail,
+            c.guest,
+            c.turns,
+            c.last_used if last_used is None else last_used,
+        )
+
+    def _enter(self, state: SlotState, now: float) -> None:
+        self.state = state
+        self.since = now
+
+    def _end(self, state: SlotState, now: float) -> None:
+        self.request = None
+        self._before = _Content()
+        self._enter(state, now)

@@ -1,0 +1,408 @@
+"""All scheduling state in one place: events in, actions out, nothing else.
+
+``handle(event, now)`` is synchronous, never waits and never reads a clock, so the server, the
+simulator and a replayed journal run the very same object. After every event that may change an
+answer it walks the waiting requests in the order of who goes first and dispatches what the rules
+place, one at a time, each decision seeing the effect of the one before.
+
+A slot is pinned only when it was *shown* idle: by the final event of its last request, or by a
+``/slots`` reply that was asked for after the request ended in any other way. The engine does not
+protect itself here: a request pinned to a busy slot can load another conversation into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from policies import guest, order
+from policies.admission import pool_need
+from policies.decide import View, decide
+from policies.params import Params
+from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
+from proxy.book import Engine, Profile, Running, Waiter
+from proxy.events import (
+    Action,
+    AskSlots,
+    Dispatch,
+    EngineLost,
+    EngineReady,
+    Event,
+    Failure,
+    Mismatch,
+    Refuse,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RequestProgressed,
+    SlotReport,
+    SlotsReported,
+    Tick,
+    Waiting,
+    WakeAt,
+)
+from proxy.mirror import SlotMirror, SlotState
+from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
+
+UNPINNED = -1  # the id_slot of a request whose slot the engine chooses
+_RETRY_AFTER_FULL_S = 5
+_RETRY_AFTER_TIMEOUT_S = 30
+
+
+class Scheduler:
+    """The one owner of what waits, what runs and what every slot holds."""
+
+    def __init__(self, params: Mapping[str, Params]) -> None:
+        """``params``: the parameters of each profile that may be asked for, by its name."""
+        self._profiles = {name: Profile(name, p) for name, p in params.items()}
+        self._wake: float | None = None
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event at time ``now`` (s, monotonic); say what to do about it."""
+        actions: list[Action] = []
+        for profile in self._apply(event, now, actions):
+            self._decide(profile, now, actions)
+        self._set_timer(actions)
+        return actions
+
+    # ------------------------------------------------------------ events
+
+    def _apply(self, event: Event, now: float, out: list[Action]) -> list[Profile]:
+        """Change the state; returns the profiles in which somebody may go on now."""
+        match event:
+            case RequestProgressed():
+                self._progressed(event)
+                return []
+            case RequestArrived():
+                return self._arrived(event, now, out)
+            case RequestCancelled():
+                return [p for p in self._profiles.values() if p.waiters.pop(event.id, None)]
+            case RequestFinished():
+                return self._finished(event, now, out)
+            case RequestFailed():
+                return self._failed(event, now, out)
+            case SlotsReported():
+                return self._reported(event, now, out)
+            case EngineReady():
+                return self._ready(event)
+            case EngineLost():
+                return self._lost(event)
+            case Tick():
+                self._wake = None
+                return list(self._profiles.values())
+
+    def _arrived(self, event: RequestArrived, now: float, out: list[Action]) -> list[Profile]:
+        request = event.request
+        profile = self._profiles[request.profile]
+        queue = profile.params.queue
+        of_key = sum(w.view.request.key == request.key for w in profile.waiters.values())
+        if len(profile.waiters) >= queue.max_waiting:
+            out.append(_full(request, 503, "queue_full", f"{queue.max_waiting} requests wait"))
+            return []
+        if of_key >= queue.max_waiting_per_key:
+            limit = f"{queue.max_waiting_per_key} requests of this client wait"
+            out.append(_full(request, 429, "rate_limit_exceeded", limit))
+            return []
+        profile.add_waiter(request, now)
+        return [profile]
+
+    def _ready(self, event: EngineReady) -> list[Profile]:
+        profile = self._profiles[event.profile]
+        mirrors = [
+            SlotMirror(SlotId(event.engine, i), window) for i, window in enumerate(event.windows)
+        ]
+        profile.add_engine(
+            Engine(event.engine, event.profile, mirrors, pool=event.pool, pins=event.pins)
+        )
+        return [profile]
+
+    def _lost(self, event: EngineLost) -> list[Profile]:
+        profile = self._profile_of(event.engine)
+        if profile is None:
+            return []
+        profile.drop_engine(event.engine)
+        return [profile]
+
+    def _progressed(self, event: RequestProgressed) -> None:
+        for profile in self._profiles.values():
+            running = profile.running.get(event.id)
+            if running and running.mirror and self._current(running.engine):
+                running.mirror.progressed(event.processed)
+
+    def _finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
+        profile, running = self._ended(event.id)
+        if profile is None or running is None:
+            return []
+        mirror, engine = running.mirror, running.engine
+        if mirror is None or not self._current(engine):
+            return [profile]
+        mirror.commit(event.prompt_tokens, event.completion_tokens, now)
+        n = len(running.request.tokens)
+        if event.id_slot is not None and event.id_slot != mirror.id.id_slot:
+            said = f"pinned to slot {mirror.id.id_slot}, the engine used slot {event.id_slot}"
+            out.append(Mismatch(mirror.id, event.id, said))
+            self._distrust(engine, now)
+            out.append(AskSlots(engine.name))
+        elif event.prompt_tokens is not None and event.prompt_tokens != n:
+            said = f"counted {n} prompt tokens, the engine {event.prompt_tokens}"
+            out.append(Mismatch(mirror.id, event.id, said))
+        elif self._reused_too_little(profile, running, event.cached_tokens):
+            out.append(AskSlots(engine.name))  # did it run where it was sent?
+        return [profile]
+
+    def _failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
+        profile, running = self._ended(event.id)
+        if profile is None or running is None:
+            return []
+        mirror, engine = running.mirror, running.engine
+        if mirror is None or not self._current(engine):
+            return [profile]
+        if not event.started:
+            mirror.never_sent(now)
+            return [profile]
+        if event.failure is Failure.REFUSED:
+            mirror.refused(now)
+        else:
+            mirror.abort(event.generated, now)
+        if event.failure is Failure.ENGINE_ERROR:
+            mirror.forget()  # a failed decode empties the slots it touched
+        out.append(AskSlots(engine.name))
+        return [profile]
+
+    def _reported(self, event: SlotsReported, now: float, out: list[Action]) -> list[Profile]:
+        profile = self._profile_of(event.engine)
+        if profile is None:
+            return []
+        engine = profile.engines[event.engine]
+        for report in event.slots:
+            if 0 <= report.id_slot < len(engine.mirrors) and engine.pins:
+                mirror = engine.mirrors[report.id_slot]
+                # A reply that was asked for earlier says nothing about what came since.
+                if mirror.state is not SlotState.RUNNING and event.asked_at > mirror.since:
+                    self._reconcile(mirror, report, now, out)
+        if any(m.state is SlotState.UNPROVEN for m in engine.mirrors):
+            out.append(AskSlots(engine.name))
+        return [profile]
+
+    def _reconcile(
+        self, mirror: SlotMirror, report: SlotReport, now: float, out: list[Action]
+    ) -> None:
+        if report.busy:
+            if mirror.state is SlotState.IDLE:
+                out.append(Mismatch(mirror.id, "", "busy with a request that is not ours"))
+                mirror.suspect(now)
+        elif not mirror.shown_idle(report.n_tokens, now):
+            said = f"holds {report.n_tokens or 0} tokens, fewer than was believed"
+            out.append(Mismatch(mirror.id, "", said))
+
+    def _profile_of(self, engine: str) -> Profile | None:
+        return next((p for p in self._profiles.values() if engine in p.engines), None)
+
+    def _ended(self, id: str) -> tuple[Profile | None, Running | None]:
+        for profile in self._profiles.values():
+            running = profile.running.pop(id, None)
+            if running is not None:
+                if running.mirror is None:
+                    running.engine.unpinned -= 1
+                return profile, running
+        return None, None
+
+    def _current(self, engine: Engine) -> bool:
+        """Whether this is the engine's present life, not one that ended."""
+        return self._profiles[engine.profile].engines.get(engine.name) is engine
+
+    def _distrust(self, engine: Engine, now: float) -> None:
+        """The engine runs requests where it likes: nothing idle is known any more."""
+        for mirror in engine.mirrors:
+            if mirror.state is not SlotState.RUNNING:
+                mirror.suspect(now)
+
+    def _reused_too_little(self, profile: Profile, running: Running, cached: int | None) -> bool:
+        return cached is not None and cached < running.expected - profile.params.home.chunk_tokens
+
+    # ------------------------------------------------------------ decisions
+
+    def _decide(self, profile: Profile, now: float, out: list[Action]) -> None:
+        """End what waited too long, then place what can be placed."""
+        self._expire(profile, now, out)
+        slots = profile.slot_views(now)
+        profile.line = self._line_up(profile, slots, now)
+        max_running = profile.params.queue.max_running
+        for waiter in profile.line:
+            if profile.engines and len(profile.running) >= max_running:
+                waiter.hold(Hold(Reason.MAX_RUNNING, f"{max_running} requests run"), now)
+                continue
+            verdict = self._verdict(profile, waiter, slots, now)
+            if isinstance(verdict, Hold):
+                waiter.hold(verdict, now)
+            elif isinstance(verdict, Reject):
+                self._reject(profile, waiter, verdict, now, out)
+            else:
+                self._dispatch(profile, waiter, verdict, now, out)
+                slots = profile.slot_views(now)
+        if len(profile.line) != len(profile.waiters):
+            profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
+
+    def _line_up(self, profile: Profile, slots: list[SlotView], now: float) -> list[Waiter]:
+        ranked = []
+        for waiter in profile.waiters.values():
+            waiter.compare(profile.mirrors, profile.params)
+            view = waiter.view
+            is_guest = not view.owns and guest.is_guest(
+                view.request, slots, view.matches, profile.params
+            )
+            ranked.append((order.rank(view, is_guest, now - view.arrived, profile.params), waiter))
+        ranked.sort(key=lambda pair: pair[0])
+        return [waiter for _, waiter in ranked]
+
+    def _verdict(
+        self, profile: Profile, waiter: Waiter, slots: list[SlotView], now: float
+    ) -> Verdict:
+        unpinned = profile.unpinned_engine()
+        if unpinned is not None:
+            return _unpinned_verdict(unpinned, waiter.view.request)
+        waiter.compare(profile.mirrors, profile.params)
+        view = View(slots, profile.pool_free(), profile.params)
+        return decide(waiter.view, view, now - waiter.view.arrived)
+
+    def _dispatch(
+        self, profile: Profile, waiter: Waiter, place: Place, now: float, out: list[Action]
+    ) -> None:
+        request = waiter.view.request
+        del profile.waiters[request.id]
+        mirror: SlotMirror | None = None
+        if place.slot == UNPINNED:
+            engine = profile.unpinned_engine()
+            assert engine is not None
+            engine.unpinned += 1
+            slot = SlotId(engine.name, UNPINNED)
+        else:
+            mirror = profile.mirrors[place.slot]
+            slot = mirror.id
+            engine = profile.engines[slot.engine]
+            if engine.pool is not None:
+                _make_room(engine, engine.pool, mirror, request, profile.params)
+            mirror.begin(request, place.rule, waiter.view.matches[place.slot], now)
+        profile.running[request.id] = Running(
+            request, engine, mirror, now, place.expected_cached, place.rule
+        )
+        profile.peak_running = max(profile.peak_running, len(profile.running))
+        out.append(
+            Dispatch(
+                id=request.id,
+                slot=slot,
+                rule=place.rule,
+                expected_cached=place.expected_cached,
+                waited_s=now - waiter.view.arrived,
+                wait_reason=waiter.reason,
+                max_tokens=place.max_tokens,
+                why=place.why,
+            )
+        )
+
+    def _reject(
+        self, profile: Profile, waiter: Waiter, verdict: Reject, now: float, out: list[Action]
+    ) -> None:
+        request = waiter.view.request
+        del profile.waiters[request.id]
+        out.append(
+            Refuse(
+                request.id,
+                400,
+                verdict.code,
+                verdict.why,
+                n_prompt_tokens=len(request.tokens),
+                n_ctx=verdict.n_ctx,
+                wait_reason=waiter.reason,
+                waited_s=now - waiter.view.arrived,
+            )
+        )
+
+    def _expire(self, profile: Profile, now: float, out: list[Action]) -> None:
+        for waiter in [w for w in profile.waiters.values() if now >= w.deadline]:
+            request = waiter.view.request
+            del profile.waiters[request.id]
+            waited_s = now - waiter.view.arrived
+            out.append(
+                Refuse(
+                    request.id,
+                    503,
+                    "queue_timeout",
+                    f"no slot within {waited_s:.0f} s ({waiter.reason}: {waiter.why})",
+                    retry_after_s=_RETRY_AFTER_TIMEOUT_S,
+                    wait_reason=waiter.reason,
+                    waited_s=waited_s,
+                )
+            )
+
+    def _set_timer(self, out: list[Action]) -> None:
+        """Ask to be woken when time alone may change an answer."""
+        wake: float | None = None
+        for profile in self._profiles.values():
+            for waiter in profile.waiters.values():
+                for at in (waiter.deadline, waiter.recheck):
+                    if at is not None and (wake is None or at < wake):
+                        wake = at
+        if wake is not None and wake != self._wake:
+            out.append(WakeAt(wake))
+        self._wake = wake
+
+    # ------------------------------------------------------------ what can be asked
+
+    def waiting(self, now: float) -> list[Waiting]:
+        """Who waits, in the order of who goes first."""
+        return [
+            waiting(w, ahead, now)
+            for p in self._profiles.values()
+            for ahead, w in enumerate(p.line)
+        ]
+
+    def waiting_for(self, id: str, now: float) -> Waiting | None:
+        """Where one request stands; None: it does not wait (any more)."""
+        return next((w for w in self.waiting(now) if w.id == id), None)
+
+    def slots(self) -> list[SlotStatus]:
+        """Every slot of every engine that is ready."""
+        return slot_statuses(self._profiles.values())
+
+    def largest_window(self, profile: str) -> int | None:
+        """Tokens; None: no engine of this profile is ready."""
+        engines = self._profiles[profile].engines.values()
+        return max((m.window for e in engines for m in e.mirrors), default=None)
+
+    def snapshot(self, now: float) -> dict[str, object]:
+        """All of it as plain data, without a word of any prompt."""
+        return {name: profile_json(p, now) for name, p in self._profiles.items()}
+
+
+def _full(request: Request, status: int, code: str, limit: str) -> Refuse:
+    message = f"the queue is full: {limit}"
+    return Refuse(request.id, status, code, message, retry_after_s=_RETRY_AFTER_FULL_S)
+
+
+def _unpinned_verdict(engine: Engine, request: Request) -> Verdict:
+    """An engine that does not keep pins gets as many requests as it has slots."""
+    largest = max(m.window for m in engine.mirrors)
+    if len(request.tokens) >= largest:
+        why = f"the prompt has {len(request.tokens)} tokens, the window holds {largest}"
+        return Reject("exceed_context_size_error", why, largest)
+    if engine.unpinned >= len(engine.mirrors):
+        return Hold(Reason.SLOTS_BUSY, f"all {len(engine.mirrors)} slots are at work")
+    return Place(UNPINNED, Rule.UNPINNED, 0, None, "the engine does not keep pins")
+
+
+def _make_room(
+    engine: Engine, pool: int, mirror: SlotMirror, request: Request, params: Params
+) -> None:
+    """A unified pool without free cells makes the engine empty idle slots, lowest id first, and
+    it does not say so: believe the same of as many as may have to go."""
+    others = [m for m in engine.mirrors if m is not mirror]
+    used = pool_need(request, params) + sum(
+        pool_need(m.request, params) if m.request else m.resident for m in others
+    )
+    for other in others:
+        if used <= pool:
+            return
+        if other.request is None:
+            used -= other.resident
+            other.forget()

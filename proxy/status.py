@@ -1,0 +1,105 @@
+"""The scheduler's state as plain data for the status page and the gauges; no prompt text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from policies.types import SlotId
+from proxy.book import Profile, Waiter
+from proxy.events import Waiting
+from proxy.mirror import SlotMirror
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """One slot of an engine that is ready."""
+
+    slot: SlotId
+    profile: str
+    state: str  # idle | running | unproven
+    resident: int  # tokens
+    window: int  # tokens
+    request: str | None
+    guest: bool
+    turns: int
+    last_used: float  # s
+
+
+def slot_statuses(profiles: Iterable[Profile]) -> list[SlotStatus]:
+    """Every slot of every engine that is ready."""
+    return [
+        SlotStatus(
+            slot=m.id,
+            profile=p.name,
+            state=m.state.value,
+            resident=m.resident,
+            window=m.window,
+            request=m.request.id if m.request else None,
+            guest=m.content.guest,
+            turns=m.content.turns,
+            last_used=m.content.last_used,
+        )
+        for p in profiles
+        for e in p.engines.values()
+        for m in e.mirrors
+    ]
+
+
+def waiting(waiter: Waiter, ahead: int, now: float) -> Waiting:
+    """One waiting request with the number of those that go first."""
+    request = waiter.view.request
+    return Waiting(
+        id=request.id,
+        profile=request.profile,
+        reason=waiter.reason,
+        ahead=ahead,
+        waited_s=now - waiter.view.arrived,
+        why=waiter.why,
+    )
+
+
+def profile_json(profile: Profile, now: float) -> dict[str, object]:
+    """One profile for ``/slotwise/status``."""
+    return {
+        "running": len(profile.running),
+        "peak_running": profile.peak_running,
+        "max_running": profile.params.queue.max_running,
+        "engines": {
+            e.name: {
+                "pins": e.pins,
+                "pool": e.pool,
+                "slots": [_slot_json(profile, m, now) for m in e.mirrors],
+            }
+            for e in profile.engines.values()
+        },
+        "waiting": [_waiter_json(w, ahead, now) for ahead, w in enumerate(profile.line)],
+    }
+
+
+def _waiter_json(waiter: Waiter, ahead: int, now: float) -> dict[str, object]:
+    request = waiter.view.request
+    return {
+        "id": request.id,
+        "key": request.key,
+        "prompt_tokens": len(request.tokens),
+        "ahead": ahead,
+        "reason": waiter.reason.value,
+        "why": waiter.why,
+        "waited_s": round(now - waiter.view.arrived, 3),
+    }
+
+
+def _slot_json(profile: Profile, mirror: SlotMirror, now: float) -> dict[str, object]:
+    running = profile.running.get(mirror.request.id) if mirror.request else None
+    return {
+        "id_slot": mirror.id.id_slot,
+        "state": mirror.state.value,
+        "window": mirror.window,
+        "resident": mirror.resident,
+        "guest": mirror.content.guest,
+        "turns": mirror.content.turns,
+        "idle_s": round(max(0.0, now - mirror.content.last_used), 3),
+        "request": mirror.request.id if mirror.request else None,
+        "rule": running.rule.value if running else None,
+    }
