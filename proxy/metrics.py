@@ -1,0 +1,252 @@
+"""The series on ``/metrics``, fed from the events and actions that pass the driver.
+
+What was reused is what the *engine* reports: a prompt's tokens count as ``cached`` or ``evaluated``
+only when it said how many were which. Where it did not, or the request ended without its final
+event, the proxy's own count of the prompt goes to ``unknown``, so that the reuse ratio
+``cached / (cached + evaluated)`` never mixes knowledge with guesses. Label values come from fixed
+sets, from the configuration and from the slots an engine has, so no client can add a series.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from policies.types import Reason, Rule, SlotId
+from proxy.events import (
+    Action,
+    Dispatch,
+    EngineLost,
+    EngineReady,
+    Event,
+    Failure,
+    Mismatch,
+    Refuse,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    SlotsReported,
+    Waiting,
+)
+from proxy.series import Series
+from proxy.status import SlotStatus
+
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SOURCES = ("cached", "evaluated", "unknown")
+_PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
+_REFUSALS = (400, 429, 503)  # the codes of requests that were never placed
+_UNKNOWN = "unknown"
+_MAX_VALUES = 16  # of a label whose values another part of slotwise chooses
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is remembered of a request from its arrival to its end."""
+
+    profile: str
+    n_tokens: int
+    dispatch: Dispatch | None = None
+
+
+class Metrics:
+    """All series of one proxy, in a registry of its own."""
+
+    def __init__(self, profiles: Sequence[str]) -> None:
+        """``profiles``: the configured names; their series are there from the start, at 0."""
+        self._registry = CollectorRegistry()
+        self._series = Series(self._registry)
+        self._profiles = tuple(profiles)
+        self._requests: dict[str, _Request] = {}
+        self._windows: dict[str, int] = {}  # slots of each engine
+        self._running: dict[str, int] = {}  # requests at work, by engine
+        self._seen: dict[str, set[str]] = {}
+        self._start_at_zero()
+
+    # ------------------------------------------------------------ what happened
+
+    def observe(self, event: Event, actions: Iterable[Action], now: float) -> None:
+        """Count one ``handle`` call of the scheduler: what came in, then what went out."""
+        match event:
+            case RequestArrived(request=request):
+                self._requests[request.id] = _Request(request.profile, len(request.tokens))
+            case RequestCancelled(id=id):
+                waiting = self._requests.get(id)
+                if waiting and waiting.dispatch is None:
+                    del self._requests[id]
+            case RequestFinished():
+                self._finished(event)
+            case RequestFailed():
+                self._failed(event)
+            case EngineReady():
+                self._engine_ready(event)
+            case EngineLost(engine=engine):
+                self.engine_state(engine, up=False)
+        for action in actions:
+            self._act(event, action)
+
+    def first_token(self, request_id: str, seconds: float) -> None:
+        """The first token of a running request came ``seconds`` after its arrival."""
+        request = self._requests.get(request_id)
+        if request and request.dispatch:
+            self._series.time_to_first_token.labels(request.profile, request.dispatch.rule).observe(
+                seconds
+            )
+
+    def answered(self, profile: str | None, rule: Rule, code: int) -> None:
+        """An answer with this HTTP status was given; ``profile`` None: no such model."""
+        known = profile if profile in self._profiles else _UNKNOWN
+        self._series.requests.labels(known, rule, code if 100 <= code <= 599 else "other").inc()
+
+    def engine_state(self, engine: str, up: bool) -> None:
+        self._series.engine_up.labels(engine).set(int(up))
+
+    def engine_restarted(self, engine: str, reason: str) -> None:
+        """``reason``: a word of the supervisor's, never text that grows."""
+        self._series.engine_restarts.labels(engine, self._bounded("restart", reason)).inc()
+
+    def engine_build(self, build: str) -> None:
+        """The ``build_info`` an engine gives in its ``/props``."""
+        self._build_info(self._bounded("build", build))
+
+    # ------------------------------------------------------------ exposition
+
+    def sync(self, waiting: Iterable[Waiting], slots: Iterable[SlotStatus]) -> None:
+        """Set the gauges to what is so now; called before each exposition."""
+        for profile in self._profiles:
+            for reason in Reason:
+                self._series.waiting.labels(profile, reason).set(0)
+        for one in waiting:
+            self._series.waiting.labels(one.profile, one.reason).inc()
+        for engine, n in self._windows.items():
+            self._series.running.labels(engine).set(self._running.get(engine, 0))
+            for id_slot in range(n):
+                self._show_slot(SlotId(engine, id_slot), busy=False, resident=0)
+        for status in slots:
+            # A slot whose end is not proven may still be at work, and takes nobody: busy.
+            self._show_slot(status.slot, status.state != "idle", status.resident)
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The body and content type of a ``/metrics`` answer."""
+        return generate_latest(self._registry), _CONTENT_TYPE
+
+    # ------------------------------------------------------------ the parts
+
+    def _act(self, event: Event, action: Action) -> None:
+        match action:
+            case Dispatch():
+                self._dispatched(action)
+            case Refuse():
+                refused = self._requests.pop(action.id, None)
+                if refused:
+                    self._waited(refused.profile, action.wait_reason, action.waited_s)
+            case Mismatch() if _is_about_pins(event, action):
+                self._series.pin_mismatches.labels(action.slot.engine).inc()
+
+    def _dispatched(self, action: Dispatch) -> None:
+        request = self._requests.get(action.id)
+        if request is None:
+            return
+        request.dispatch = action
+        engine = action.slot.engine
+        self._running[engine] = self._running.get(engine, 0) + 1
+        self._waited(request.profile, action.wait_reason, action.waited_s)
+
+    def _waited(self, profile: str, reason: Reason, waited_s: float) -> None:
+        self._series.queue_wait.labels(profile, reason).observe(waited_s)
+
+    def _finished(self, event: RequestFinished) -> None:
+        request, dispatch = self._end(event.id)
+        if request is None or dispatch is None:
+            return
+        told, cached = event.prompt_tokens, event.cached_tokens
+        if told is None or cached is None:
+            self._count(request, dispatch, event.id_slot, "unknown", request.n_tokens)
+            return
+        self._count(request, dispatch, event.id_slot, "cached", cached)
+        self._count(request, dispatch, event.id_slot, "evaluated", max(0, told - cached))
+        # only beside a report, so that expected and cached can be compared
+        self._series.expected_cached_tokens.labels(request.profile).inc(dispatch.expected_cached)
+
+    def _failed(self, event: RequestFailed) -> None:
+        request, dispatch = self._end(event.id)
+        if request is None or dispatch is None:
+            return
+        # what never reached the engine, or was turned down by it, was not computed at all
+        if event.started and event.failure is not Failure.REFUSED:
+            self._count(request, dispatch, None, "unknown", request.n_tokens)
+
+    def _end(self, id: str) -> tuple[_Request | None, Dispatch | None]:
+        request = self._requests.pop(id, None)
+        if request is None or request.dispatch is None:
+            return request, None
+        self._running[request.dispatch.slot.engine] -= 1
+        return request, request.dispatch
+
+    def _count(
+        self, request: _Request, dispatch: Dispatch, told_slot: int | None, source: str, n: int
+    ) -> None:
+        """Add prompt tokens under the slot the engine says it used, else where it was sent."""
+        engine, sent_to = dispatch.slot
+        exists = told_slot is not None and 0 <= told_slot < self._windows.get(engine, 0)
+        used = told_slot if exists else sent_to
+        slot = _UNKNOWN if used == -1 else str(used)
+        self._series.prompt_tokens.labels(request.profile, engine, slot, dispatch.rule, source).inc(
+            n
+        )
+
+    def _engine_ready(self, event: EngineReady) -> None:
+        engine, n = event.engine, len(event.windows)
+        self._windows[engine] = n
+        self.engine_state(engine, up=True)
+        self._series.pin_mismatches.labels(engine)
+        rules = _PINNED_RULES if event.pins else (Rule.UNPINNED,)
+        slots = [str(id_slot) for id_slot in range(n)]
+        for slot in slots if event.pins else [*slots, _UNKNOWN]:
+            for rule in rules:
+                for source in _SOURCES:
+                    self._series.prompt_tokens.labels(event.profile, engine, slot, rule, source)
+
+    def _show_slot(self, slot: SlotId, busy: bool, resident: int) -> None:
+        self._series.slot_busy.labels(slot.engine, slot.id_slot).set(int(busy))
+        self._series.slot_resident_tokens.labels(slot.engine, slot.id_slot).set(resident)
+
+    def _bounded(self, label: str, value: str) -> str:
+        """The value itself, while this label has taken few different ones."""
+        seen = self._seen.setdefault(label, set())
+        if value in seen or len(seen) < _MAX_VALUES:
+            seen.add(value)
+            return value
+        return "other"
+
+    def _build_info(self, llama_build: str) -> None:
+        try:
+            version = metadata.version("slotwise")
+        except metadata.PackageNotFoundError:
+            version = _UNKNOWN
+        self._series.build_info.labels(version, platform.python_version(), llama_build).set(1)
+
+    def _start_at_zero(self) -> None:
+        for profile in self._profiles:
+            self._series.expected_cached_tokens.labels(profile)
+            for code in _REFUSALS:
+                self._series.requests.labels(profile, Rule.NONE, code)
+            for rule in (*_PINNED_RULES, Rule.UNPINNED):
+                self._series.requests.labels(profile, rule, 200)
+                self._series.time_to_first_token.labels(profile, rule)
+            for reason in Reason:
+                self._series.queue_wait.labels(profile, reason)
+                self._series.waiting.labels(profile, reason)
+        self._build_info("")
+
+
+def _is_about_pins(event: Event, mismatch: Mismatch) -> bool:
+    """Whether the engine left a pin: it names another slot, or ``/slots`` shows that what was
+    sent to a slot is not there. A prompt counted differently is another matter."""
+    if isinstance(event, RequestFinished):
+        return event.id_slot is not None and event.id_slot != mismatch.slot.id_slot
+    return isinstance(event, SlotsReported)

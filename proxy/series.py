@@ -1,0 +1,80 @@
+"""The names, labels and meaning of every series on ``/metrics``; what feeds them is in metrics.py.
+
+Dashboards and alerts live by these names: they are fixed. A llama-server process is an ``engine``
+here, since Prometheus keeps ``instance`` for the target it scrapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+
+# a timestamp beside every counter would double the series
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 180, 300, 450, 600)
+
+
+class Series:
+    """Every series of one registry, one attribute each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        own: Any = {"namespace": "slotwise", "registry": registry}
+        self.prompt_tokens = Counter(
+            "prompt_tokens_total",
+            "Prompt tokens as the engine reports them; unknown: it did not, our own count.",
+            ("profile", "engine", "slot", "rule", "source"),
+            **own,
+        )
+        self.expected_cached_tokens = Counter(
+            "expected_cached_tokens_total",
+            "Cached tokens that were expected of the requests whose cached tokens are reported.",
+            ("profile",),
+            **own,
+        )
+        self.requests = Counter(
+            "requests_total", "Answers by HTTP status.", ("profile", "rule", "code"), **own
+        )
+        self.queue_wait = Histogram(
+            "queue_wait_seconds",
+            "From arrival to dispatch or refusal, by what was waited for last.",
+            ("profile", "reason"),
+            buckets=_BUCKETS_S,
+            **own,
+        )
+        self.time_to_first_token = Histogram(
+            "time_to_first_token_seconds",
+            "From arrival to the first token.",
+            ("profile", "rule"),
+            buckets=_BUCKETS_S,
+            **own,
+        )
+        self.waiting = Gauge(
+            "requests_waiting", "Requests that wait now.", ("profile", "reason"), **own
+        )
+        self.running = Gauge("requests_running", "Requests at work now.", ("engine",), **own)
+        self._of_engines(own)
+        self.build_info = Gauge("build_info", "What runs.", ("version", "python", "llama"), **own)
+
+    def _of_engines(self, own: Any) -> None:
+        slot = ("engine", "slot")
+        self.slot_resident_tokens = Gauge(
+            "slot_resident_tokens", "Tokens whose KV the slot is believed to hold.", slot, **own
+        )
+        self.slot_busy = Gauge(
+            "slot_busy", "1: at work, or its last request's end is not proven.", slot, **own
+        )
+        self.pin_mismatches = Counter(
+            "pin_mismatches_total", "The engine used another slot than told.", ("engine",), **own
+        )
+        self.engine_up = Gauge("engine_up", "1: the engine is ready.", ("engine",), **own)
+        self.engine_restarts = Counter(
+            "engine_restarts_total", "Restarts of an engine.", ("engine", "reason"), **own
+        )

@@ -1,0 +1,272 @@
+"""What ``/metrics`` says after a script of events: whole samples, by name and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from policies.prefix import pack
+from policies.types import Reason, Request, Rule, SlotId
+from proxy.events import (
+    Dispatch,
+    EngineLost,
+    EngineReady,
+    Failure,
+    Mismatch,
+    Refuse,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    SlotsReported,
+    Waiting,
+)
+from proxy.metrics import Metrics
+from proxy.status import SlotStatus
+
+PROMPT_TOKENS = "slotwise_prompt_tokens_total"
+
+
+def request(id: str, n: int = 10, stream: bool = True) -> Request:
+    return Request(id, "p", pack(range(n)), 0, 1, None, stream, key="k")
+
+
+def dispatch(id: str, id_slot: int = 0, rule: Rule = Rule.HOME, expected: int = 6) -> Dispatch:
+    slot = SlotId("p-0", id_slot)
+    return Dispatch(id, slot, rule, expected, 1.5, Reason.HOME_BUSY, None, why="")
+
+
+def finished(id: str, prompt: int | None = 10, cached: int | None = 7, **more: Any) -> Any:
+    return RequestFinished(id, prompt, cached, 3, more.get("id_slot"))
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    metrics = Metrics(["p"])
+    metrics.observe(EngineReady("p-0", "p", (100, 100), None, pins=True), [], now=0)
+    return metrics
+
+
+def run(metrics: Metrics, id: str, end: Any, **how: Any) -> None:
+    metrics.observe(RequestArrived(request(id)), [dispatch(id, **how)], now=1)
+    metrics.observe(end, [], now=2)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    body, _ = metrics.exposition()
+    return {
+        (s.name, frozenset(s.labels.items())): s.value
+        for family in text_string_to_metric_families(body.decode())
+        for s in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return samples(metrics)[name, frozenset(labels.items())]
+
+
+def nonzero(metrics: Metrics, name: str) -> dict[str, float]:
+    """The samples of one series that are not 0, keyed by their label values, sorted by label."""
+    return {
+        "/".join(v for _, v in sorted(labels)): n
+        for (found, labels), n in samples(metrics).items()
+        if found == name and n
+    }
+
+
+def test_prompt_tokens_are_split_as_the_engine_reports(metrics: Metrics) -> None:
+    run(metrics, "a", finished("a"))
+    # label values in the order engine, profile, rule, slot, source
+    assert nonzero(metrics, PROMPT_TOKENS) == {
+        "p-0/p/home/0/cached": 7,
+        "p-0/p/home/0/evaluated": 3,
+    }
+    assert value(metrics, "slotwise_expected_cached_tokens_total", profile="p") == 6
+
+
+def test_streamed_and_whole_answers_count_the_same() -> None:
+    """Field report R69: ``prompt_n`` leaves the cached out, ``usage.prompt_tokens`` has them in;
+    the driver hands over the same event for both, so the counters are the same."""
+    told = []
+    for stream in (True, False):
+        metrics = Metrics(["p"])
+        metrics.observe(EngineReady("p-0", "p", (100,), None, pins=True), [], now=0)
+        arrived = RequestArrived(request("a", stream=stream))
+        metrics.observe(arrived, [dispatch("a")], now=1)
+        metrics.observe(finished("a"), [], now=2)
+        told.append(samples(metrics))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(("prompt", "cached"), [(None, None), (10, None), (None, 7)])
+def test_what_the_engine_did_not_say_is_unknown_not_zero(
+    metrics: Metrics, prompt: int | None, cached: int | None
+) -> None:
+    """Field report R69."""
+    run(metrics, "a", finished("a", prompt, cached))
+    assert nonzero(metrics, PROMPT_TOKENS) == {"p-0/p/home/0/unknown": 10}
+    assert value(metrics, "slotwise_expected_cached_tokens_total", profile="p") == 0
+
+
+def test_a_request_that_failed_after_dispatch_is_unknown(metrics: Metrics) -> None:
+    run(metrics, "a", RequestFailed("a", Failure.CLIENT_GONE))
+    assert nonzero(metrics, PROMPT_TOKENS) == {"p-0/p/home/0/unknown": 10}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [RequestFailed("a", Failure.REFUSED), RequestFailed("a", Failure.ENGINE_LOST, started=False)],
+)
+def test_a_prompt_that_no_engine_took_is_not_counted(
+    metrics: Metrics, failure: RequestFailed
+) -> None:
+    run(metrics, "a", failure)
+    assert nonzero(metrics, PROMPT_TOKENS) == {}
+
+
+def test_tokens_count_under_the_slot_the_engine_used(metrics: Metrics) -> None:
+    run(metrics, "a", finished("a", id_slot=1))
+    assert set(nonzero(metrics, PROMPT_TOKENS)) == {"p-0/p/home/1/cached", "p-0/p/home/1/evaluated"}
+
+
+def test_a_slot_the_engine_does_not_have_makes_no_series(metrics: Metrics) -> None:
+    before = len(samples(metrics))
+    run(metrics, "a", finished("a", id_slot=99))
+    assert len(samples(metrics)) == before
+
+
+def test_an_unpinned_request_whose_slot_is_not_told_has_slot_unknown() -> None:
+    metrics = Metrics(["p"])
+    metrics.observe(EngineReady("p-0", "p", (100,), None, pins=False), [], now=0)
+    before = len(samples(metrics))
+    run(metrics, "a", finished("a"), id_slot=-1, rule=Rule.UNPINNED)
+    assert set(nonzero(metrics, PROMPT_TOKENS)) == {
+        "p-0/p/unpinned/unknown/cached",
+        "p-0/p/unpinned/unknown/evaluated",
+    }
+    assert len(samples(metrics)) == before
+
+
+def test_known_label_sets_start_at_zero(metrics: Metrics) -> None:
+    labels = {"profile": "p", "engine": "p-0", "slot": "1", "rule": "guest", "source": "cached"}
+    assert value(metrics, PROMPT_TOKENS, **labels) == 0
+    assert value(metrics, "slotwise_requests_total", profile="p", rule="home", code="200") == 0
+    assert value(metrics, "slotwise_pin_mismatches_total", engine="p-0") == 0
+    count = "slotwise_queue_wait_seconds_count"
+    assert value(metrics, count, profile="p", reason="home_busy") == 0
+    last = "slotwise_time_to_first_token_seconds_bucket"
+    assert value(metrics, last, profile="p", rule="new", le="600.0") == 0
+
+
+def test_there_are_no_created_series_and_no_instance_label(metrics: Metrics) -> None:
+    run(metrics, "a", finished("a"))
+    body = metrics.exposition()[0].decode()
+    assert "_created" not in body
+    assert "instance=" not in body
+    assert {line.split()[2] for line in body.splitlines() if line.startswith("# TYPE")} == {
+        "slotwise_prompt_tokens_total",
+        "slotwise_expected_cached_tokens_total",
+        "slotwise_requests_total",
+        "slotwise_queue_wait_seconds",
+        "slotwise_time_to_first_token_seconds",
+        "slotwise_requests_waiting",
+        "slotwise_requests_running",
+        "slotwise_slot_resident_tokens",
+        "slotwise_slot_busy",
+        "slotwise_pin_mismatches_total",
+        "slotwise_engine_up",
+        "slotwise_engine_restarts_total",
+        "slotwise_build_info",
+    }
+
+
+def test_waits_are_counted_at_dispatch_and_at_refusal(metrics: Metrics) -> None:
+    run(metrics, "a", finished("a"))
+    refuse = Refuse("b", 503, "queue_timeout", "", wait_reason=Reason.HELD, waited_s=600)
+    metrics.observe(RequestArrived(request("b")), [refuse], now=3)
+    assert nonzero(metrics, "slotwise_queue_wait_seconds_sum") == {
+        "p/home_busy": 1.5,
+        "p/held": 600,
+    }
+
+
+def test_the_first_token_counts_under_the_rule_that_placed_it(metrics: Metrics) -> None:
+    metrics.observe(RequestArrived(request("a")), [dispatch("a")], now=1)
+    metrics.first_token("a", 2.5)
+    metrics.first_token("nobody", 9.0)
+    assert nonzero(metrics, "slotwise_time_to_first_token_seconds_sum") == {"p/home": 2.5}
+
+
+def test_answers_of_unknown_profiles_and_odd_codes_make_few_series(metrics: Metrics) -> None:
+    metrics.answered("p", Rule.HOME, 200)
+    for n in range(50):
+        metrics.answered(f"model-{n}", Rule.NONE, 404)
+        metrics.answered("p", Rule.NONE, 1000 + n)
+    assert nonzero(metrics, "slotwise_requests_total") == {
+        "200/p/home": 1,
+        "404/unknown/none": 50,
+        "other/p/none": 50,
+    }
+
+
+def test_restart_reasons_are_bounded(metrics: Metrics) -> None:
+    for n in range(50):
+        metrics.engine_restarted("p-0", f"exit {n}")
+    assert len(nonzero(metrics, "slotwise_engine_restarts_total")) == 17
+
+
+def test_gauges_tell_what_is_so_now(metrics: Metrics) -> None:
+    metrics.observe(RequestArrived(request("a")), [dispatch("a")], now=1)
+    waits = Waiting("b", "p", Reason.HOME_BUSY, 0, 1.0, "")
+    slot = SlotStatus(SlotId("p-0", 1), "p", "unproven", 50, 100, None, False, 1, 0.0)
+    metrics.sync([waits], [slot])
+    assert nonzero(metrics, "slotwise_requests_waiting") == {"p/home_busy": 1}
+    assert nonzero(metrics, "slotwise_requests_running") == {"p-0": 1}
+    assert nonzero(metrics, "slotwise_slot_resident_tokens") == {"p-0/1": 50}
+    assert nonzero(metrics, "slotwise_slot_busy") == {"p-0/1": 1}
+    metrics.observe(finished("a"), [], now=2)
+    metrics.sync([], [])
+    for name in ("requests_waiting", "requests_running", "slot_resident_tokens", "slot_busy"):
+        assert nonzero(metrics, f"slotwise_{name}") == {}
+
+
+def test_an_engine_is_up_from_ready_to_lost(metrics: Metrics) -> None:
+    assert value(metrics, "slotwise_engine_up", engine="p-0") == 1
+    metrics.observe(EngineLost("p-0", "exit"), [], now=5)
+    assert value(metrics, "slotwise_engine_up", engine="p-0") == 0
+
+
+def test_only_mismatches_about_pins_count_as_such(metrics: Metrics) -> None:
+    """Field report R39."""
+    slot = SlotId("p-0", 0)
+    for id, told in (("a", 1), ("b", 0), ("c", None)):
+        metrics.observe(RequestArrived(request(id)), [dispatch(id)], now=1)
+        mismatch = Mismatch(slot, id, "as the scheduler words it")
+        metrics.observe(finished(id, id_slot=told), [mismatch], now=2)
+    assert value(metrics, "slotwise_pin_mismatches_total", engine="p-0") == 1
+    report = SlotsReported("p-0", 3.0, ())
+    metrics.observe(report, [Mismatch(slot, "", "holds fewer")], now=3)
+    assert value(metrics, "slotwise_pin_mismatches_total", engine="p-0") == 2
+
+
+def test_nothing_is_kept_of_requests_that_ended(metrics: Metrics) -> None:
+    """Memory is bounded: every ending forgets its request, and a late cancel does no harm."""
+    run(metrics, "a", finished("a"))
+    run(metrics, "b", RequestFailed("b", Failure.TIMEOUT))
+    metrics.observe(RequestArrived(request("c")), [Refuse("c", 429, "full", "")], now=3)
+    metrics.observe(RequestArrived(request("d")), [], now=3)
+    metrics.observe(RequestCancelled("d"), [], now=4)
+    metrics.observe(RequestArrived(request("e")), [dispatch("e")], now=5)
+    metrics.observe(RequestCancelled("e"), [], now=6)  # ignored: it runs, its end comes
+    metrics.observe(RequestFailed("e", Failure.CLIENT_GONE), [], now=7)
+    assert metrics._requests == {}
+    assert metrics._running == {"p-0": 0}
+
+
+def test_build_info_names_the_engine_build_once_known(metrics: Metrics) -> None:
+    metrics.engine_build("b11434")
+    body = metrics.exposition()[0].decode()
+    assert 'llama="b11434"' in body
+    assert 'python="3.' in body
