@@ -7,7 +7,7 @@ from typing import Any
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same keys as a markdown table; fractions with four places."""
+    """Rows with the same keys as a markdown table; fractions with four places, larger numbers with one."""
     if not rows:
         return ""
     head = list(rows[0])
@@ -20,7 +20,7 @@ def cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:.4f}" if abs(value) <= 1 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

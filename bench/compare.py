@@ -1,0 +1,231 @@
+"""The same calls on bare engines and through slotwise: how much of every prompt was reused.
+
+Sessions of a recorded trace are interleaved; every arm gets the same calls in the same order with
+their recorded histories, on an engine of its own. Reuse is what the *engine* reports. Beside it
+stand the two bounds on the same tokens: what N slots could reach at best, and an infinite cache.
+
+    python -m bench.compare tau_airline --live 4 --slots 4 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from bench import bounds, client, engines, trace, workload
+from bench.engines import Model, Server
+from bench.report import markdown_table, percentile
+from bench.rows import rows_of, total
+from bench.trace import Call
+
+CTX_TOKENS = 32768  # a slot's window
+CACHE_RAM_MIB = 8192  # llama-server's own default
+MAX_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to serve the calls; ``start`` makes its server."""
+
+    name: str
+    start: AbstractContextManager[Server]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    calls: list[Call]
+    live: int
+    slots: int
+    concurrent: bool
+    max_tokens: int
+
+
+def arms(model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS) -> Iterator[Arm]:
+    """Bare engine as it comes, with explicit slots, without RAM cache; slotwise without and with.
+
+    A bare engine started without ``-np`` makes four slots over one unified KV.
+    """
+    context = ("-c", str(slots * ctx))
+    explicit = (*context, "-np", str(slots))
+    yield Arm("bare, plain defaults", engines.bare(model, context, binary))
+    yield Arm(f"bare -np {slots}", engines.bare(model, explicit, binary))
+    without = (*explicit, "--cache-ram", "0")
+    yield Arm(f"bare -np {slots} --cache-ram 0", engines.bare(model, without, binary))
+    yield Arm("slotwise", engines.slotwise(model, slots, slots * ctx, 0, binary))
+    yield Arm(
+        f"slotwise, RAM cache {CACHE_RAM_MIB} MiB",
+        engines.slotwise(model, slots, slots * ctx, CACHE_RAM_MIB, binary),
+    )
+
+
+async def send_all(
+    server: Server, plan: Plan, progress: Progress, title: str
+) -> tuple[list[client.Answer], float]:
+    """All answers in the order of the calls, and the wall time in seconds.
+
+    One at a time, or with ``concurrent`` each live session sends its next call as soon as its
+    previous one has ended, and a new session joins when one ends.
+    """
+    task = progress.add_task(title, total=len(plan.calls))
+    answers: dict[int, client.Answer] = {}
+    lanes = _lanes(plan)
+
+    async def run_lane(connection: Any) -> None:
+        while lanes:
+            for number in lanes.pop(0):
+                request = client.body(plan.calls[number], plan.max_tokens)
+                answers[number] = await client.chat(connection, server.url, request)
+                progress.advance(task)
+
+    begun = time.perf_counter()
+    async with client.connection() as connection:
+        running = plan.live if plan.concurrent else 1
+        await client.together([run_lane(connection) for _ in range(running)])
+    wall_s = time.perf_counter() - begun
+    progress.remove_task(task)
+    return [answers[number] for number in range(len(plan.calls))], wall_s
+
+
+def _lanes(plan: Plan) -> list[list[int]]:
+    """Numbers of calls that follow each other: per session, or all of them in one order."""
+    if not plan.concurrent:
+        return [list(range(len(plan.calls)))]
+    sessions: dict[str, list[int]] = {}
+    for number, call in enumerate(plan.calls):
+        sessions.setdefault(call.session, []).append(number)
+    return list(sessions.values())
+
+
+def figures(name: str, answers: Sequence[client.Answer], wall_s: float) -> dict[str, Any]:
+    """One row of the table."""
+    prompt = sum(answer.prompt_tokens for answer in answers)
+    cached = sum(answer.cached_tokens for answer in answers)
+    ttft_ms = [answer.ttft_s * 1000 for answer in answers]
+    return {
+        "arm": name,
+        "prompt tokens": prompt,
+        "cached": cached,
+        "reuse": cached / max(prompt, 1),
+        "wall s": round(wall_s, 1),
+        "TTFT p50 ms": _whole(percentile(ttft_ms, 50)),
+        "TTFT p95 ms": _whole(percentile(ttft_ms, 95)),
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+async def bound_rows(server: Server, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
+    """Both bounds, on the tokens of the engine's own template and tokenizer."""
+    task = progress.add_task("tokens for the bounds", total=len(plan.calls))
+    prompts = []
+    async with client.connection() as connection:
+        for call in plan.calls:
+            prompts.append(await client.tokens(connection, server.url, call))
+            progress.advance(task)
+    progress.remove_task(task)
+    rows = rows_of(prompts, [call.session for call in plan.calls])
+    prompt = total(rows)
+    found = {
+        f"bound: best use of {plan.slots} slots": bounds.slots(rows, plan.slots),
+        "bound: infinite cache": bounds.infinite(rows),
+    }
+    blank = {"wall s": None, "TTFT p50 ms": None, "TTFT p95 ms": None}
+    return [
+        {"arm": name, "prompt tokens": prompt, "cached": reused, "reuse": reused / max(prompt, 1)}
+        | blank
+        for name, reused in found.items()
+    ]
+
+
+def measure(plan: Plan, chosen: Sequence[Arm], console: Console) -> dict[str, Any]:
+    """Run every arm; the table's rows and each arm's launch lines."""
+    rows: list[dict[str, Any]] = []
+    bound: list[dict[str, Any]] = []
+    launch: dict[str, list[str]] = {}
+    with Progress(console=console, transient=True) as progress:
+        for arm in chosen:
+            with arm.start as server:
+                answers, wall_s = asyncio.run(send_all(server, plan, progress, arm.name))
+                launch[arm.name] = server.launch_lines
+                if not bound and not server.pinned:
+                    bound = asyncio.run(bound_rows(server, plan, progress))
+            rows.append(figures(arm.name, answers, wall_s))
+    return {"rows": [*rows, *bound], "launch": launch}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    options = _parser().parse_args(argv)
+    console = Console(stderr=True)
+    try:
+        model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
+        calls = workload.interleave(trace.read(options.trace), options.live, options.seed)
+        plan = Plan(
+            calls[: options.calls],
+            options.live,
+            options.slots,
+            options.concurrent,
+            options.max_tokens,
+        )
+        wanted = [
+            arm
+            for arm in arms(model, options.slots, options.binary, options.ctx)
+            if not options.arm or any(name in arm.name for name in options.arm)
+        ]
+        result = measure(plan, wanted, console)
+    except (ValueError, OSError, engines.ServerError, client.CallError) as error:
+        print(f"bench.compare: {error}", file=sys.stderr)
+        return 2
+    result["command"] = shlex.join(["python", "-m", "bench.compare", *(argv or sys.argv[1:])])
+    if options.json:
+        print(orjson.dumps(result).decode())
+    else:
+        _show(result, options)
+    return 0
+
+
+def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
+    print(markdown_table(result["rows"]))
+    print(f"\n`{result['command']}`, seed {options.seed}\n")
+    for name, lines in result["launch"].items():
+        print(f"- {name}:")
+        for line in lines:
+            print(f"  `{line}`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("trace", help="a trace file, or a name in SLOTWISE_TRACES")
+    add("--live", type=int, default=4, help="sessions live at a time (%(default)s)")
+    add("--slots", type=int, default=4, help="slots of every engine (%(default)s)")
+    add("--seed", type=int, default=1, help="of the order of calls (%(default)s)")
+    add("--calls", type=int, help="the first so many calls only")
+    add("--concurrent", action="store_true", help="live sessions send at the same time")
+    add("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
+    add("--ctx", type=int, default=CTX_TOKENS, help="window of a slot, tokens (%(default)s)")
+    add("--model", choices=("tiny", "gemma"), default="tiny")
+    add("--binary", help="a llama-server binary in place of the embedded engine")
+    add("--arm", action="append", help="only arms with this in their name; may repeat")
+    add("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
