@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from policies.cost import prefill_s
 from policies.params import Affinity, Params
 from policies.types import Match, Request, SlotView
+
+_LEAST_GAP_S, _MOST_GAP_S = 1e-3, 3600.0
+_GAP_WEIGHT = 1 / 16  # of one pause: some thirty of them set the scale
 
 
 def reuse(request: Request, slot: SlotView, match: Match) -> int:
@@ -29,11 +34,22 @@ def is_live(slot: SlotView, knobs: Affinity) -> bool:
 
 
 def p_return(slot: SlotView, knobs: Affinity) -> float:
-    """Chance that the slot's conversation comes back: many turns speak for it, idle time against
-    it, with a heavy tail because think times have one."""
+    """Chance that the slot's conversation comes back.
+
+    By Bayes: before the pause, ``odds`` to one that it goes on; pauses are log-logistic (heavy
+    tailed, as think times are) around ``gap_s``, so a pause of t leaves odds / (1 + (t/gap)^2).
+    """
     if slot.view_len == 0 or slot.guest or slot.idle_s >= knobs.expire_s:
         return 0.0
-    return slot.turns / (slot.turns + 1) / (1 + slot.idle_s / knobs.return_half_s)
+    odds = knobs.return_odds if slot.turns >= 2 else min(1.0, knobs.return_odds)
+    return odds / (odds + 1 + (slot.idle_s / slot.gap_s) ** 2)
+
+
+def learned_gap_s(gap_s: float, seen_s: float) -> float:
+    """The typical pause after one more was seen: a decayed geometric mean, because pauses spread
+    over four orders of magnitude and the scale differs between a fleet of agents and a person."""
+    seen_s = min(max(seen_s, _LEAST_GAP_S), _MOST_GAP_S)
+    return math.exp((1 - _GAP_WEIGHT) * math.log(gap_s) + _GAP_WEIGHT * math.log(seen_s))
 
 
 def destroyed_s(slot: SlotView, match: Match, params: Params) -> float:

@@ -67,7 +67,9 @@ class Affinity:
 
     enabled: bool = _switch("off: the least recently used idle slot")
     destruction: float = _knob(1, "ratio", 0, 100, "weight of what is destroyed; 0: pure prefix")
-    return_half_s: float = _knob(300, "s", 1, 86400, "idle time that halves P(return)")
+    return_odds: float = _knob(4, "ratio", 0, 1000, "conversations of several turns that return")
+    return_gap_s: float = _knob(60, "s", 0.001, 86400, "typical pause, until some were seen")
+    learn_gap: bool = _switch("off: return_gap_s stays as given")
     protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")
     live_s: float = _knob(60, "s", 0, 86400, "how long a single turn counts as live")
     expire_s: float = _knob(1800, "s", 1, 864000, "a conversation idle this long has ended")

@@ -91,6 +91,7 @@ class SlotView:
     guest: bool  # what it holds is a guest
     turns: int
     idle_s: float  # since its last use
+    gap_s: float = 60.0  # typical pause between two turns of a conversation
     run_left_s: float = 0.0  # of the request at work here, estimated
     running_key: str | None = None  # who asked for it
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from policies import continuation
 from policies.admission import pool_need
+from policies.affinity import learned_gap_s
 from policies.cost import run_s
 from policies.params import Params
 from policies.types import Hold, Match, Reason, Request, Rule, SlotView, WaitingView
@@ -88,6 +89,15 @@ class Profile:
     line: list[Waiter] = field(default_factory=list)  # who goes first, as of the last decision
     running: dict[str, Running] = field(default_factory=dict)
     peak_running: int = 0
+    gap_s: float = 0.0  # typical pause between turns, learned
+
+    def __post_init__(self) -> None:
+        self.gap_s = self.params.affinity.return_gap_s
+
+    def saw_gap(self, seen_s: float) -> None:
+        """A conversation came back after this pause."""
+        if self.params.affinity.learn_gap:
+            self.gap_s = learned_gap_s(self.gap_s, seen_s)
 
     def add_engine(self, engine: Engine) -> None:
         self.engines[engine.name] = engine
@@ -131,6 +141,7 @@ class Profile:
             guest=content.guest,
             turns=content.turns,
             idle_s=max(0.0, now - content.last_used),
+            gap_s=self.gap_s,
             run_left_s=self._run_left_s(request, now) if request else 0.0,
             running_key=request.key if request else None,
         )

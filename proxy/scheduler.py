@@ -282,6 +282,8 @@ class Scheduler:
             engine = profile.engines[slot.engine]
             if engine.pool is not None:
                 _make_room(engine, engine.pool, mirror, request, profile.params)
+            if place.rule is Rule.HOME and not waiter.view.matches[place.slot].same:
+                profile.saw_gap(waiter.view.arrived - mirror.content.last_used)
             mirror.begin(request, place.rule, waiter.view.matches[place.slot], now)
         profile.running[request.id] = Running(
             request, engine, mirror, now, place.expected_cached, place.rule

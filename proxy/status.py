@@ -65,6 +65,7 @@ def profile_json(profile: Profile, now: float) -> dict[str, object]:
         "running": len(profile.running),
         "peak_running": profile.peak_running,
         "max_running": profile.params.queue.max_running,
+        "typical_pause_s": round(profile.gap_s, 3),
         "engines": {
             e.name: {
                 "pins": e.pins,
