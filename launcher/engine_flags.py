@@ -58,6 +58,12 @@ def _key_file(value: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def _directory(value: str) -> str:
+    if not Path(value).is_dir():
+        raise ValueError("expected a directory")
+    return value if value.endswith("/") else value + "/"
+
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -83,7 +89,7 @@ _VALUES: Mapping[tuple[str, ...], _Flag] = {
     ("-np", "--parallel"): _Flag("n_parallel", int),
     ("-c", "--ctx-size"): _Flag("n_ctx", int),
     ("-cram", "--cache-ram"): _Flag("cache_ram_mib", int),
-    ("--slot-save-path",): _Flag("slot_save_path", str),
+    ("--slot-save-path",): _Flag("slot_save_path", _directory),
     ("-sps", "--slot-prompt-similarity"): _Flag("slot_prompt_similarity", float),
     ("-b", "--batch-size"): _Flag("n_batch", int),
     ("-ub", "--ubatch-size"): _Flag("n_ubatch", int),

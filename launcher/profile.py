@@ -1,0 +1,167 @@
+"""A YAML profile -> a checked Profile, or every fault in it at once, each with its path.
+
+Three passes, so that one mistake does not hide the next: the shape of the file, the fields of its
+sections, then what needs several fields or the disk. Nothing here starts or writes anything but a
+model that slotwise brings along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.checks import ServerChecks, padded
+from launcher.faults import validated
+from launcher.settings import AttachedServer, LaunchedServer, ProfileFile
+from launcher.yaml_file import YamlError, read_mapping
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+SUFFIXES = (".yaml", ".yml")
+PolicyCheck = Callable[[Mapping[str, Any]], list[str]]
+
+
+class ProfileError(ValueError):
+    """Everything that is wrong with the given profiles, one line each."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = list(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One model, how it is served, and by which numbers its requests are placed."""
+
+    name: str
+    aliases: tuple[str, ...]
+    server: LaunchedServer | AttachedServer
+    policy: Mapping[str, Any]
+    path: Path
+    model: Path | None = None
+    mmproj: Path | None = None
+    draft_model: Path | None = None
+    api_keys: Mapping[str, str] = field(default_factory=dict)
+    engine_key: str = field(default="", repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a client may write as ``model``."""
+        return (self.name, *self.aliases)
+
+    @property
+    def windows(self) -> list[int]:
+        """Tokens per slot, as far as the profile says; empty for an attached server."""
+        if self.server.windows is not None:
+            return list(self.server.windows)
+        if isinstance(self.server, AttachedServer):
+            return []
+        share = 1 if self.server.kv_unified else self.server.parallel
+        return [padded(self.server.ctx_size // share)] * self.server.parallel
+
+
+def load_all(given: Sequence[str], check_policy: PolicyCheck) -> list[Profile]:
+    """The profiles of these paths or names; raises ProfileError with the faults of all of them."""
+    faults: list[str] = []
+    profiles: list[Profile] = []
+    for text in given:
+        found: list[str] = []
+        path = locate(text)
+        profile = _load(path, check_policy, found)
+        faults.extend(f"{path}: {fault}" for fault in found)
+        if profile is not None:
+            profiles.append(profile)
+    faults.extend(_clashes(profiles))
+    if faults:
+        raise ProfileError(faults)
+    return profiles
+
+
+def locate(given: str) -> Path:
+    """A path as it is; a bare name stands for a profile in configs/."""
+    path = Path(given).expanduser()
+    if path.suffix in SUFFIXES or "/" in given or path.exists():
+        return path
+    return CONFIGS / f"{given}.yaml"
+
+
+def _load(path: Path, check_policy: PolicyCheck, faults: list[str]) -> Profile | None:
+    """The profile, or None; every fault is appended."""
+    try:
+        data = read_mapping(path)
+    except YamlError as error:
+        faults.append(str(error))
+        return None
+    top = validated(ProfileFile, data, "", faults)
+    section = data.get("server")
+    checks = ServerChecks(path.parent, faults)
+    server: LaunchedServer | AttachedServer | None = None
+    if isinstance(section, dict) and "attach" in section:
+        server = validated(AttachedServer, section, "server", faults)
+        if server is not None:
+            checks.attached(server)
+    elif isinstance(section, dict):
+        server = validated(LaunchedServer, section, "server", faults)
+        checks.texts(section)
+        if server is not None:
+            checks.launched(server)
+    policy = data.get("policy")
+    if isinstance(policy, dict):
+        faults.extend(check_policy(policy))
+    memory = data.get("memory")
+    if isinstance(memory, dict):
+        faults.extend(f"memory.{key}: unknown key, expected none" for key in memory)
+    keys_file = data.get("api_keys_file")
+    keys = _api_keys(path.parent / keys_file, faults) if isinstance(keys_file, str) else {}
+    if faults or top is None or server is None:
+        return None
+    return Profile(
+        top.name,
+        tuple(top.aliases),
+        server,
+        top.policy,
+        path,
+        model=checks.model,
+        mmproj=checks.files.get("mmproj"),
+        draft_model=checks.files.get("draft_model"),
+        api_keys=keys,
+        engine_key=checks.engine_key,
+        notes=tuple(checks.notes),
+    )
+
+
+def _api_keys(path: Path, faults: list[str]) -> dict[str, str]:
+    """Keys by name; empty, with the faults, where the file is not one."""
+    try:
+        data = read_mapping(path.expanduser())
+    except YamlError as error:
+        faults.append(f"api_keys_file: {path}: {error}")
+        return {}
+    good = {n: k for n, k in data.items() if isinstance(k, str) and len(k) >= 8 and k.isprintable()}
+    # A key is never shown, not even a wrong one.
+    faults.extend(
+        f"api_keys_file: {path}: {name}: expected a text of 8 or more characters"
+        for name in data
+        if name not in good
+    )
+    if not data:
+        faults.append(f"api_keys_file: {path}: expected at least one 'name: key'")
+    if len(set(good.values())) < len(good):
+        faults.append(f"api_keys_file: {path}: expected a different key for every name")
+    return {str(name): key for name, key in good.items()}
+
+
+def _clashes(profiles: Sequence[Profile]) -> list[str]:
+    """Names that would not say which profile is meant."""
+    faults: list[str] = []
+    owner: dict[str, Profile] = {}
+    for profile in profiles:
+        for name in profile.names:
+            other = owner.setdefault(name, profile)
+            if other is not profile or profile.names.count(name) > 1:
+                faults.append(
+                    f"{profile.path}: name or alias {name!r} is used twice, also in {other.path}"
+                )
+    return list(dict.fromkeys(faults))

@@ -1,0 +1,114 @@
+"""What a profile may say, field by field: type, default, limit.
+
+The description of a field is the second half of every error about it ("expected ..."), so it
+states type and limits. Checks that need more than one field, or the disk, are in profile.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+EMBEDDED = "embedded"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
+NAME_RULE = "a name of 1 to 100 letters, digits and . _ : - that begins with a letter or digit"
+MAX_SLOTS = 256  # llama.cpp's highest number of sequences
+MIN_WINDOW = 256  # llama.cpp pads the window of a slot to this
+CACHE_TYPES = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Whole = Annotated[int, Field(strict=True)]
+
+
+def _word_of_switch(value: Any) -> Any:
+    """YAML reads a bare on or off as true or false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class LaunchedServer(_Section):
+    """A llama-server that slotwise starts."""
+
+    binary: str = Field(
+        EMBEDDED,
+        min_length=1,
+        description="embedded, or the name or path of a llama-server",
+    )
+    model: str = Field(min_length=1, description="the path of a GGUF file, or embedded:NAME")
+    parallel: Whole = Field(ge=1, le=MAX_SLOTS, description="a number of slots, 1 to 256")
+    ctx_size: Whole = Field(
+        ge=MIN_WINDOW,
+        le=2**31 - 1,
+        description="the tokens of all slots together, 256 or more",
+    )
+    kv_unified: bool = Field(False, description="true or false")
+    windows: list[Annotated[int, Field(strict=True, ge=MIN_WINDOW)]] | None = Field(
+        None,
+        description="a list of tokens per slot, each 256 or more",
+    )
+    cache_ram_mib: Whole = Field(0, ge=-1, description="MiB, 0 for none, -1 for no limit")
+    cache_reuse: Whole = Field(0, ge=0, description="a number of tokens, 0 for off")
+    swa_full: bool = Field(False, description="true or false")
+    batch_size: Whole = Field(512, ge=1, le=65536, description="a number of tokens, 1 to 65536")
+    ubatch_size: Whole | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="a number of tokens, 1 to 65536",
+    )
+    threads: Whole | None = Field(None, ge=1, le=512, description="a number of threads, 1 to 512")
+    gpu_layers: Whole | Literal["auto", "all"] | None = Field(
+        None,
+        description="a number of layers, auto or all",
+    )
+    flash_attn: Annotated[Literal["on", "off", "auto"] | None, BeforeValidator(_word_of_switch)] = (
+        Field(None, description="on, off or auto")
+    )
+    cache_type_k: CacheType | None = Field(None, description=f"one of {CACHE_TYPES}")
+    cache_type_v: CacheType | None = Field(None, description=f"one of {CACHE_TYPES}")
+    mmproj: str | None = Field(None, min_length=1, description="the path of a GGUF file")
+    draft_model: str | None = Field(None, min_length=1, description="the path of a GGUF file")
+    extra_args: list[str] = Field(default_factory=list, description="a list of texts")
+    env: dict[str, str] = Field(default_factory=dict, description="texts by name")
+    start_timeout_s: float = Field(600, gt=0, le=86400, description="seconds, up to 86400")
+
+
+class AttachedServer(_Section):
+    """A llama-server that somebody else runs, for slotwise alone."""
+
+    attach: str = Field(
+        pattern=r"^https?://[^/?#\s]+/?$",
+        description="a URL like http://127.0.0.1:8080",
+    )
+    parallel: Whole = Field(ge=1, le=MAX_SLOTS, description="its number of slots, 1 to 256")
+    kv_unified: bool = Field(description="true or false, as the server was started")
+    cache_ram_mib: Whole = Field(ge=-1, description="its --cache-ram in MiB, 0 for none")
+    windows: list[Annotated[int, Field(strict=True, ge=MIN_WINDOW)]] | None = Field(
+        None,
+        description="a list of tokens per slot, each 256 or more",
+    )
+    api_key_file: str | None = Field(
+        None,
+        min_length=1,
+        description="the path of a file that holds the server's API key",
+    )
+
+
+class ProfileFile(_Section):
+    """The top level of a profile; ``server`` is validated by what kind it is."""
+
+    name: Name = Field(description=NAME_RULE)
+    aliases: list[Name] = Field(default_factory=list, description=f"a list; each {NAME_RULE}")
+    server: dict[str, Any] = Field(description="a section with model or with attach")
+    policy: dict[str, Any] = Field(default_factory=dict, description="a section")
+    memory: dict[str, Any] = Field(default_factory=dict, description="a section")
+    api_keys_file: str | None = Field(
+        None,
+        min_length=1,
+        description="the path of a YAML file with a key by name",
+    )
