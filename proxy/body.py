@@ -1,0 +1,67 @@
+"""Reads a request's body, up to a limit, and not a byte more.
+
+The announced length is only a hint: a longer body is refused by what really comes. A client that
+stops sending, or leaves, ends the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope
+
+from proxy.errors import ProxyError
+
+DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
+CHUNK_TIMEOUT_S = 60.0
+
+
+class ClientGoneError(Exception):
+    """The client left; nobody is there to answer."""
+
+
+async def read_body(
+    scope: Scope, receive: Receive, limit_bytes: int = DEFAULT_LIMIT_BYTES
+) -> bytes:
+    """The whole body.
+
+    Raises ``ProxyError`` 413 for one over the limit and 408 for one that stops coming,
+    :class:`ClientGoneError` when the client leaves before its end.
+    """
+    announced = _announced(scope)
+    if announced > limit_bytes:
+        raise _too_large(f"{announced}", limit_bytes)
+    parts = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                message = await receive()
+        except TimeoutError:
+            text = f"the body stopped after {size} bytes for {CHUNK_TIMEOUT_S:g} s"
+            raise ProxyError(408, "request_timeout", text, headers=_CLOSE) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit_bytes:
+            raise _too_large(f"more than {limit_bytes}", limit_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+# What is left of the body is not read, so the connection cannot be used again.
+_CLOSE = {"Connection": "close"}
+
+
+def _announced(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _too_large(size: str, limit_bytes: int) -> ProxyError:
+    text = f"the body has {size} bytes, the limit is {limit_bytes} bytes"
+    return ProxyError(413, "request_too_large", text, headers=_CLOSE)

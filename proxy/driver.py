@@ -1,0 +1,319 @@
+"""The shell around the scheduler: feeds it what happens and runs what it says.
+
+Every event goes one way: ``handle``, then metrics and journal see the same event and actions, then
+the actions are run. Nothing in here decides anything; nothing in the scheduler waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from policies.params import Params
+from policies.types import Request
+from proxy.engine import EngineClient
+from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
+from proxy.events import (
+    Action,
+    AskSlots,
+    Dispatch,
+    EngineLost,
+    EngineReady,
+    Event,
+    Failure,
+    Mismatch,
+    Refuse,
+    RequestArrived,
+    RequestFailed,
+    Tick,
+    Waiting,
+    WakeAt,
+)
+from proxy.journal import Journal
+from proxy.metrics import Metrics
+from proxy.poller import Pace, SlotsPoller
+from proxy.probe import ProbeResult, probe
+from proxy.scheduler import Scheduler
+from proxy.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+_BUSY_PROBES = 30  # how often an engine at work for others is asked again before it is used
+_TIMER_SLACK_S = 0.001  # timers may fire a tick of the loop's clock early
+_CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class ServedProfile:
+    """What the proxy has to know of a profile."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    params: Params = field(default_factory=Params)
+    cache_ram_mib: int = 0
+    kv_unified: bool = False
+    windows: tuple[int, ...] | None = None  # tokens by id_slot; None: the engine's own
+
+
+@dataclass
+class EngineLife:
+    """One life of one engine, from its start to its loss."""
+
+    name: str
+    profile: str
+    state: Literal["starting", "probing", "up", "down"]
+    text: str  # a sentence for the status page
+    client: EngineClient | None = None
+    poller: SlotsPoller | None = None
+    probe: ProbeResult | None = None
+
+
+class Driver:
+    """Owns the scheduler, the engines' clients, the metrics and the timers."""
+
+    def __init__(
+        self,
+        profiles: Sequence[ServedProfile],
+        journal: Journal | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
+    ) -> None:
+        self.profiles = {profile.name: profile for profile in profiles}
+        self.scheduler = Scheduler({p.name: p.params for p in profiles})
+        self.metrics = Metrics(list(self.profiles))
+        self.engines: dict[str, EngineLife] = {}
+        self.models: dict[str, dict[str, Any]] = {}  # /v1/models of each profile, as last asked
+        self.on_engine_hung: Callable[[str, str], None] | None = None
+        self.clock = clock
+        self._journal = journal
+        self._pace = pace or Pace()
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._changed = asyncio.Event()  # set, and replaced, when an engine comes up
+        self._lost_reason: dict[str, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Every name a model answers to -> its profile."""
+        names = {name: name for name in self.profiles}
+        for profile in self.profiles.values():
+            for alias in profile.aliases:
+                names.setdefault(alias, profile.name)
+        return names
+
+    # ------------------------------------------------------------ events and actions
+
+    def feed(self, event: Event) -> None:
+        """One event through the scheduler, and what follows from it."""
+        now = self.clock()
+        actions = self.scheduler.handle(event, now)
+        self.metrics.observe(event, actions, now)
+        if self._journal is not None:
+            self._journal.write(now, event, actions)
+        for action in actions:
+            self._run(action)
+
+    def _run(self, action: Action) -> None:
+        match action:
+            case Dispatch():
+                self._dispatched(action)
+            case Refuse():
+                if ticket := self._tickets.pop(action.id, None):
+                    ticket.refused(action)
+            case AskSlots():
+                life = self.engines.get(action.engine)
+                if life is not None and life.poller is not None:
+                    life.poller.ask()
+            case WakeAt():
+                self._wake_at(action.at)
+            case Mismatch():
+                log.warning("slot %s, request %s: %s", action.slot, action.id or "-", action.what)
+
+    def _dispatched(self, action: Dispatch) -> None:
+        ticket = self._tickets.get(action.id)
+        if ticket is None:  # never without a bug; the slot must not be lost all the same
+            log.error("request %s was dispatched, but nobody waits for it", action.id)
+            self.feed(RequestFailed(action.id, Failure.CLIENT_GONE, started=False))
+            return
+        ticket.dispatched(action)
+
+    def _wake_at(self, at: float) -> None:
+        """Keep the earliest timer: one Tick too many is harmless, the scheduler asks anew."""
+        if at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        delay_s = max(0.0, at - self.clock()) + _TIMER_SLACK_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._timer_at = float("inf")
+        self.feed(Tick())
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> Ticket:
+        """Hand a request to the scheduler. The caller closes the ticket, whatever happens."""
+
+        def feed(event: Event) -> None:
+            if self._tickets.get(request.id) is ticket and ticket.ended:
+                del self._tickets[request.id]
+            self.feed(event)
+
+        ticket = Ticket(request, feed)
+        self._tickets[request.id] = ticket
+        self.feed(RequestArrived(request))
+        return ticket
+
+    def waiting_for(self, id: str) -> Waiting | None:
+        return self.scheduler.waiting_for(id, self.clock())
+
+    def client(self, engine: str) -> EngineClient:
+        """The client of an engine that a dispatch names."""
+        life = self.engines.get(engine)
+        if life is None or life.client is None:
+            raise EngineUnreachableError(f"engine {engine} is gone", sent=False)
+        return life.client
+
+    def ready_engine(self, profile: str) -> EngineLife | None:
+        return next(
+            (e for e in self.engines.values() if e.profile == profile and e.state == "up"), None
+        )
+
+    async def wait_ready(self, profile: str, timeout_s: float) -> EngineClient:
+        """A ready engine of this profile; raises a 503 after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (life := self.ready_engine(profile)) is None or life.client is None:
+                    await self._changed.wait()
+                return life.client
+        except TimeoutError:
+            raise ProxyError(
+                503, "engine_loading", self.not_ready_text(profile), retry_after_s=10
+            ) from None
+
+    def not_ready_text(self, profile: str) -> str:
+        lives = [e for e in self.engines.values() if e.profile == profile]
+        told = "; ".join(f"{e.name} {e.state}: {e.text}" for e in lives) or "not started"
+        return f"no engine of {profile} is ready ({told})"
+
+    # ------------------------------------------------------------ engines
+
+    def engine_starting(self, engine: str, profile: str, text: str) -> None:
+        """Progress of a start, for the status page and ``/health/ready``."""
+        life = self.engines.get(engine)
+        if life is None or life.state not in ("probing", "up"):
+            self.engines[engine] = EngineLife(engine, profile, "starting", text)
+            self.metrics.engine_state(engine, False)
+
+    async def engine_up(self, engine: str, profile: str, url: str, api_key: str | None) -> bool:
+        """An engine listens: ask what it is, then use it. False: it did not answer, or was lost."""
+        served = self.profiles[profile]
+        self.engine_down(engine, "replaced")
+        client = EngineClient(url, api_key)
+        life = EngineLife(engine, profile, "probing", "asking whether pins hold", client)
+        self.engines[engine] = life
+        result = await self._probed(life, client)
+        if self.engines.get(engine) is not life or life.state == "down":
+            return False
+        life.probe = result
+        life.text = result.text
+        if not result.reachable:
+            self.engine_down(engine, result.text)
+            return False
+        if not result.pins:
+            log.warning("engine %s serves without pins: %s", engine, result.text)
+        windows = served.windows or result.windows
+        life.poller = SlotsPoller(
+            engine,
+            client,
+            self.clock,
+            self.feed,
+            lambda reason: self._hung(engine, reason),
+            self._pace,
+        )
+        life.state = "up"
+        self.metrics.engine_state(engine, True)
+        self.metrics.engine_build(str(result.props.get("build_info", "")))
+        if (reason := self._lost_reason.pop(engine, None)) is not None:
+            self.metrics.engine_restarted(engine, reason)
+        pool = _pool(served, result)
+        self.feed(EngineReady(engine, profile, windows, pool, result.pins))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        return True
+
+    async def _probed(self, life: EngineLife, client: EngineClient) -> ProbeResult:
+        result = await probe(client)
+        for _ in range(_BUSY_PROBES):
+            if result.idle or life.state == "down":
+                break
+            life.text = result.text
+            await asyncio.sleep(self._pace.between_s)
+            result = await probe(client)
+        if result.reachable:
+            try:
+                self.models[life.profile] = await client.models()
+            except (EngineUnreachableError, UpstreamError) as error:
+                log.warning("engine %s: no model list: %s", life.name, error)
+        return result
+
+    def engine_down(self, engine: str, reason: str) -> None:
+        """An engine is gone or going: nothing it held is left, its requests end now."""
+        life = self.engines.get(engine)
+        if life is None:
+            return
+        was_up = life.state == "up"
+        life.state, life.text = "down", reason
+        if life.poller is not None:
+            life.poller.stop()
+        if was_up:
+            self._lost_reason[engine] = reason
+            self.metrics.engine_state(engine, False)
+            # The loss first: else an ending would hand its slot to the next request.
+            self.feed(EngineLost(engine, reason))
+            for ticket in list(self._tickets.values()):
+                if ticket.dispatch is not None and ticket.dispatch.slot.engine == engine:
+                    ticket.engine_lost(reason)
+        if life.client is not None:
+            client, life.client = life.client, None
+            self._close_soon(client)
+
+    def _close_soon(self, client: EngineClient) -> None:
+        task = asyncio.get_running_loop().create_task(client.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _hung(self, engine: str, reason: str) -> None:
+        log.error("engine %s hangs: %s", engine, reason)
+        if self.on_engine_hung is not None:
+            self.on_engine_hung(engine, reason)
+
+    async def close(self) -> None:
+        """Give every engine up, answer everybody who still waits, and let nothing run on."""
+        for engine in list(self.engines):
+            self.engine_down(engine, "slotwise is shutting down")
+        for ticket in list(self._tickets.values()):
+            ticket.close()
+            text = "slotwise is shutting down"
+            ticket.refused(Refuse(ticket.request.id, 503, "shutting_down", text, 10))
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._closing:
+            await asyncio.wait(set(self._closing), timeout=_CLOSE_TIMEOUT_S)
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _pool(served: ServedProfile, result: ProbeResult) -> int | None:
+    """Tokens that all slots of a unified KV share: each slot's own window is the whole pool."""
+    return max(result.windows, default=0) if served.kv_unified else None

@@ -1,0 +1,220 @@
+"""The life of one generating request, from its first byte to its last.
+
+Read, check, encode, wait for the scheduler, hand over to :mod:`proxy.forward`. All of it runs as
+one task beside a second one that waits for the client to leave, because a handler that waits is
+not told of a hang-up. When the client leaves, the task is cancelled wherever it stands; closing the
+upstream connection and ending the ticket are done on its way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from starlette.types import Receive, Scope, Send
+
+from policies.types import Reason, Request, Rule
+from proxy.body import DEFAULT_LIMIT_BYTES, ClientGoneError, read_body
+from proxy.driver import Driver
+from proxy.errors import (
+    EngineUnreachableError,
+    ProxyError,
+    UpstreamError,
+    internal_error,
+    unreachable,
+)
+from proxy.forward import Forwarding
+from proxy.gate import caller_of
+from proxy.prepare import Kind, Prepared, prepare
+from proxy.reply import Reply
+from proxy.ticket import Ticket
+from proxy.tokenize import Encoded, Tokenizer
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+_ERROR_TIMEOUT_S = 30.0  # for an error to reach a client that reads slowly
+_CANCEL_AGAIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times in seconds."""
+
+    first_comment_s: float = 2.0
+    comment_every_s: float = 15.0
+    max_body_bytes: int = DEFAULT_LIMIT_BYTES
+
+
+@dataclass(frozen=True)
+class Services:
+    """What every request shares."""
+
+    driver: Driver
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    settings: Settings = field(default_factory=Settings)
+
+
+class Relay:
+    """The ASGI endpoint of one generating path."""
+
+    def __init__(self, services: Services, kind: Kind, path: str) -> None:
+        self._services = services
+        self._kind = kind
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._services, scope, send)
+        try:
+            raw = await read_body(scope, receive, self._services.settings.max_body_bytes)
+        except ClientGoneError:
+            exchange.count(CLIENT_GONE)
+            return
+        except ProxyError as error:
+            exchange.count(error.status)
+            raise
+        work = asyncio.create_task(exchange.run(self._kind, self._path, raw))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(gone)
+            await _end(work)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel it if it still runs and see it end; a library may swallow the first cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, services: Services, scope: Scope, send: Send) -> None:
+        caller = caller_of(scope)
+        self._driver = services.driver
+        self._tokenizer = services.tokenizer
+        self._settings = services.settings
+        self._id = caller.request_id
+        self._key = caller.key
+        self._arrived = self._driver.clock()
+        self._reply = Reply(send)
+        self._profile: str | None = None
+        self._stage: str = Reason.ENGINE_LOADING
+        self._ticket: Ticket | None = None
+
+    async def run(self, kind: Kind, path: str, raw: bytes) -> None:
+        """Serve it, or answer with what went wrong; counts it once."""
+        code = CLIENT_GONE
+        try:
+            error: ProxyError | UpstreamError
+            try:
+                code = await self._serve(kind, path, raw)
+                return
+            except (ProxyError, UpstreamError) as known:
+                error = known
+            except EngineUnreachableError as lost:
+                error = unreachable(lost)
+            except ClientGoneError:
+                return
+            except Exception:
+                log.exception("request %s: unexpected error", self._id)
+                error = internal_error()
+            code = error.status
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ERROR_TIMEOUT_S):
+                    await self._reply.error(error)
+        finally:
+            self.count(code)
+
+    def count(self, code: int) -> None:
+        """One answer given: its status, or that of the error inside a stream opened before."""
+        dispatch = self._ticket.dispatch if self._ticket else None
+        rule = dispatch.rule if dispatch else Rule.NONE
+        self._driver.metrics.answered(self._profile, rule, code)
+
+    async def _serve(self, kind: Kind, path: str, raw: bytes) -> int:
+        request = await prepare(kind, path, raw, self._driver.names)
+        self._profile = request.profile
+        async with self._informed(request):
+            encoded = await self._encoded(request)
+            return await self._scheduled(request, encoded)
+
+    async def _encoded(self, request: Prepared) -> Encoded:
+        """The prompt's tokens, as soon as an engine is there to tell them."""
+        queue = self._driver.profiles[request.profile].params.queue
+        bound_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
+        while True:
+            self._stage = Reason.ENGINE_LOADING
+            left_s = self._arrived + bound_s - self._driver.clock()
+            engine = await self._driver.wait_ready(request.profile, left_s)
+            self._stage = "tokenizing"
+            try:
+                return await self._tokenizer.encode(engine, request)
+            except EngineUnreachableError:
+                life = self._driver.ready_engine(request.profile)
+                if life is not None and life.client is engine:
+                    raise  # it should be there: say so; else it was lost, and the next one does it
+
+    async def _scheduled(self, request: Prepared, encoded: Encoded) -> int:
+        ticket = self._driver.submit(
+            Request(
+                id=self._id,
+                profile=request.profile,
+                tokens=encoded.tokens,
+                first_user_end=encoded.first_user_end,
+                turns=encoded.turns,
+                max_tokens=request.max_tokens,
+                stream=request.stream,
+                key=self._key,
+                cache_prompt=request.cache_prompt,
+            )
+        )
+        self._ticket = ticket
+        try:
+            dispatch = await ticket.decided()
+            forwarding = Forwarding(self._driver, self._reply, request, ticket, self._arrived)
+            return await forwarding.run(dispatch)
+        finally:
+            ticket.close()
+
+    @contextlib.asynccontextmanager
+    async def _informed(self, request: Prepared) -> AsyncIterator[None]:
+        """While this is open, a streaming client that sees no byte yet gets comment lines."""
+        if not request.stream:
+            yield
+            return
+        first_s = self._arrived + self._settings.first_comment_s - self._driver.clock()
+        keeper = asyncio.create_task(
+            self._reply.keep(max(0.0, first_s), self._settings.comment_every_s, self._standing)
+        )
+        try:
+            yield
+        finally:
+            # Not cancelled: a comment that is half written has to go out whole.
+            self._reply.hush()
+            await asyncio.wait({keeper})
+
+    def _standing(self) -> str:
+        """Where the request stands, as its comment line says it."""
+        ticket = self._ticket
+        if ticket is None:
+            return f"waiting: {self._stage}"
+        if ticket.dispatch is not None:
+            progress = ticket.seen.progress if ticket.seen else None
+            read = progress.processed if progress else 0
+            return f"prefill {read}/{len(ticket.request.tokens)}"
+        standing = self._driver.waiting_for(ticket.request.id)
+        if standing is None:
+            return "waiting"
+        return f"waiting: {standing.reason}, {standing.ahead} before you"

@@ -1,0 +1,96 @@
+"""Our side of one response: head and body in order, whoever writes them.
+
+Two tasks write: the one that serves, and the keeper, which sends a comment line now and then until
+the first byte of the answer, so that clients and their proxies do not give up on a long prefill.
+A lock keeps their writes whole; after the first byte of the answer the keeper is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from starlette.types import Send
+
+from proxy.errors import ProxyError, UpstreamError, framed
+
+EVENT_STREAM = "text/event-stream"
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class Reply:
+    """One response. ``headers`` may grow until the head goes out."""
+
+    def __init__(self, send: Send) -> None:
+        self.headers: dict[str, str] = {}
+        self.opened = False
+        self._send = send
+        self._lock = asyncio.Lock()
+        self._quiet = asyncio.Event()  # set: no more comments
+
+    def hush(self) -> None:
+        """No comment from now on; one that is being written still goes out whole."""
+        self._quiet.set()
+
+    async def comment(self, text: str) -> None:
+        """A line that clients skip; opens the stream if need be."""
+        async with self._lock:
+            if not self._quiet.is_set():
+                await self._write(EVENT_STREAM, f": {text}\n\n".encode())
+
+    async def stream(self, content_type: str, data: bytes) -> None:
+        """The next bytes of a streamed answer."""
+        self.hush()
+        async with self._lock:
+            await self._write(content_type, data)
+
+    async def end(self) -> None:
+        """The streamed answer is complete."""
+        self.hush()
+        async with self._lock:
+            if not self.opened:
+                await self._open(200, EVENT_STREAM, _STREAM_HEADERS)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def whole(self, status: int, content_type: str, body: bytes) -> None:
+        """A complete answer that is not streamed."""
+        self.hush()
+        async with self._lock:
+            await self._open(status, content_type, {"Content-Length": str(len(body))})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def error(self, error: ProxyError | UpstreamError) -> None:
+        """With its status if the head is not out; else one framed event and no end marker."""
+        if not self.opened:
+            self.headers.update(error.headers)
+            await self.whole(error.status, error.content_type, error.body())
+            return
+        await self.stream(EVENT_STREAM, framed(error))
+        await self.end()
+
+    async def keep(self, first_s: float, every_s: float, text: Callable[[], str]) -> None:
+        """Comment ``first_s`` from now, then every ``every_s``, until :meth:`hush`."""
+        pause_s = first_s
+        while not self._quiet.is_set():
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._quiet.wait()
+            except TimeoutError:
+                await self.comment(text())
+            pause_s = every_s
+
+    async def _write(self, content_type: str, data: bytes) -> None:
+        if not self.opened:
+            await self._open(200, content_type, _STREAM_HEADERS)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _open(self, status: int, content_type: str, more: Mapping[str, str]) -> None:
+        self.opened = True
+        headers = {"Content-Type": content_type, **more, **self.headers}
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
+            }
+        )

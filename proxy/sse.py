@@ -1,0 +1,205 @@
+"""Reads a stream of server-sent events beside its way to the client, and never changes a byte.
+
+Only one thing is ever taken out: whole progress events, and those only where the proxy itself asked
+for them. For that, events are held until complete while the engine still reads the prompt; from the
+first event that is an answer on, every byte is returned at once and parsing happens beside. A token
+event is not parsed as JSON: a few byte searches tell whether it says anything worth reading.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MAX_HELD_BYTES = 16 * 1024 * 1024
+"""An event longer than this is not looked at, only passed on."""
+
+_EVENT_END = re.compile(rb"\n\r?\n")
+_GENERATED = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
+_FINAL = re.compile(rb'"stop"\s*:\s*true')
+_WORTH_PARSING = (b'"timings"', b'"usage"', b'"error"', b'"prompt_progress"', b'"__verbose"')
+
+
+class Progress(NamedTuple):
+    """How far the engine has read the prompt, in tokens."""
+
+    total: int
+    cached: int
+    processed: int
+
+
+@dataclass(slots=True)
+class Seen:
+    """What an answer has told so far. Counts are tokens; None: the engine did not say."""
+
+    progress: Progress | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    id_slot: int | None = None
+    generated: int = 0  # events that carried text: at least one token each
+    started: bool = False  # an event that is no progress was seen
+    done: bool = False  # the engine's end marker was seen
+    error: str | None = None  # the message of an error event
+
+    def read(self, answer: Mapping[str, Any]) -> None:
+        """Take usage, timings and the slot from one event or from a whole JSON answer."""
+        usage = _mapping(answer.get("usage"))
+        details = _mapping(usage.get("prompt_tokens_details"))
+        timings = _mapping(answer.get("timings"))
+        verbose = _mapping(answer.get("__verbose"))
+        cached, evaluated = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+        whole = None if cached is None or evaluated is None else cached + evaluated
+        self.prompt_tokens = _first(
+            whole,
+            _count(usage.get("prompt_tokens")),
+            _count(answer.get("tokens_evaluated")),
+            self.prompt_tokens,
+        )
+        self.cached_tokens = _first(
+            cached, _count(details.get("cached_tokens")), self.cached_tokens
+        )
+        self.completion_tokens = _first(
+            _count(timings.get("predicted_n")),
+            _count(usage.get("completion_tokens")),
+            _count(answer.get("tokens_predicted")),
+            self.completion_tokens,
+        )
+        self.id_slot = _first(
+            _count(answer.get("id_slot")), _count(verbose.get("id_slot")), self.id_slot
+        )
+
+
+class SseReader:
+    """An incremental reader of one stream; accepts bytes split anywhere."""
+
+    def __init__(self, drop_progress: bool) -> None:
+        """``drop_progress``: the proxy asked for progress events, the client did not."""
+        self.seen = Seen()
+        self._drop = drop_progress
+        self._holding = drop_progress
+        self._pending = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Read the next bytes; returns what goes to the client now, unchanged."""
+        if self._holding:
+            return self._feed_holding(data)
+        self._read_beside(data)
+        return data
+
+    def finish(self) -> bytes:
+        """The stream ended: what is still held goes out as it came."""
+        rest, self._pending = self._pending, b""
+        return rest if self._holding else b""
+
+    def _feed_holding(self, data: bytes) -> bytes:
+        """Whole events only, so that a progress event can be left out."""
+        self._pending += data
+        out = []
+        start = 0
+        for end in _EVENT_END.finditer(self._pending):
+            event = self._pending[start : end.end()]
+            start = end.end()
+            if not self._is_progress(event):
+                out.append(event)
+            if self.seen.started:
+                break
+        self._pending = self._pending[start:]
+        if self.seen.started or len(self._pending) > MAX_HELD_BYTES:
+            rest, self._pending = self._pending, b""
+            self._holding = False
+            self._read_beside(rest)
+            out.append(rest)
+        return b"".join(out)
+
+    def _is_progress(self, event: bytes) -> bool:
+        """Read one event; True if it is nothing but a progress report."""
+        before = self.seen.started
+        self._read_event(event)
+        return b'"prompt_progress"' in event and not before and not self.seen.started
+
+    def _read_beside(self, data: bytes) -> None:
+        pending = self._pending + data
+        start = 0
+        for end in _EVENT_END.finditer(pending):
+            self._read_event(pending[start : end.end()])
+            start = end.end()
+        rest = pending[start:]
+        # An event this long is given up, so that memory stays bounded.
+        self._pending = rest if len(rest) <= MAX_HELD_BYTES else b""
+
+    def _read_event(self, event: bytes) -> None:
+        data = _data(event)
+        if data is None:
+            return
+        if data == b"[DONE]":
+            self.seen.started = self.seen.done = True
+            return
+        final = _FINAL.search(data) is not None
+        parsed = None
+        if final or any(mark in data for mark in _WORTH_PARSING):
+            parsed = _parse(data)
+            if parsed is not None:
+                self._read_parsed(parsed)
+        if parsed is None or not isinstance(parsed.get("prompt_progress"), Mapping):
+            self.seen.started = True
+            if _GENERATED.search(data):
+                self.seen.generated += 1
+
+    def _read_parsed(self, event: Mapping[str, Any]) -> None:
+        progress = event.get("prompt_progress")
+        if isinstance(progress, Mapping):
+            self.seen.progress = Progress(
+                *(_count(progress.get(name)) or 0 for name in ("total", "cache", "processed"))
+            )
+            return
+        if "error" in event and event["error"] is not None:
+            self.seen.error = _message(event["error"])
+        if event.get("stop") is True:
+            self.seen.done = True
+        self.seen.read(event)
+
+
+def _data(event: bytes) -> bytes | None:
+    """The joined data lines of an event; None for one without data (a comment, a ping).
+
+    An ``error:`` line, which older servers write in place of ``data:``, counts as data.
+    """
+    lines = []
+    for line in event.splitlines():
+        name, colon, value = line.partition(b":")
+        if colon and name in (b"data", b"error"):
+            value = value.removeprefix(b" ")
+            lines.append(value if name == b"data" else b'{"error":' + value + b"}")
+    return b"\n".join(lines) if lines else None
+
+
+def _parse(data: bytes) -> dict[str, Any] | None:
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(value: Any) -> int | None:
+    """A whole number from 0 up; anything else is as good as not said."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _message(error: Any) -> str:
+    text = error.get("message") if isinstance(error, Mapping) else error
+    return str(text)
