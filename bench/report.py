@@ -7,7 +7,7 @@ from typing import Any
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same keys as a markdown table; fractions with four places, larger numbers with one."""
+    """Rows with the same keys as a markdown table."""
     if not rows:
         return ""
     head = list(rows[0])
@@ -16,7 +16,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(value: Any) -> str:
-    """One value as a table shows it."""
+    """One value as a table shows it: fractions as 0.1234, larger numbers as 1,234.5."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -1,0 +1,230 @@
+"""The demo: the same conversations on a bare engine and through slotwise, call by call.
+
+    python -m bench.demo [--model gemma|tiny]
+
+Two conversations with a coding agent take turns, with title jobs beside them, on four slots. First
+the bare engine chooses the slot itself, without and with its RAM cache; then slotwise chooses. Each
+arm has an engine of its own and gets the same calls at the same moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench import bounds, client, demo_calls, engines
+from bench.client import Answer
+from bench.engines import Model, Server
+from bench.report import percentile
+from bench.rows import rows_of, total
+from bench.trace import Call
+
+SLOTS = 4
+CTX_TOKENS = 8192  # a slot's window
+COLUMNS = 100
+
+
+@dataclass(slots=True)
+class Result:
+    """What one arm did."""
+
+    name: str
+    launch_lines: list[str] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def reuse(self) -> float:
+        """Cached over all prompt tokens, as the engine reports them."""
+        prompt = sum(answer.prompt_tokens for answer in self.answers)
+        return sum(answer.cached_tokens for answer in self.answers) / max(prompt, 1)
+
+
+def arms(model: Model, binary: str | None) -> dict[str, AbstractContextManager[Server]]:
+    """The three servers, by the name of their arm."""
+    flags = ("-c", str(SLOTS * CTX_TOKENS), "-np", str(SLOTS))
+    return {
+        "bare, without RAM cache": engines.bare(model, (*flags, "--cache-ram", "0"), binary),
+        "bare, with RAM cache": engines.bare(model, flags, binary),
+        "slotwise": engines.slotwise(model, SLOTS, SLOTS * CTX_TOKENS, 0, binary),
+    }
+
+
+async def send(
+    server: Server, moments: Sequence[Sequence[Call]], result: Result, progress: Progress
+) -> None:
+    """Send the calls of each moment at once; note which slot each took."""
+    task = progress.add_task(result.name, total=sum(map(len, moments)))
+    begun = time.perf_counter()
+    async with client.connection() as connection:
+        before = {} if server.pinned else await client.slots_used(connection, server.url)
+        for moment in moments:
+            answers: list[Answer | None] = [None] * len(moment)
+
+            async def one(number: int, call: Call, into: list[Answer | None]) -> None:
+                request = client.body(call, demo_calls.ANSWER_TOKENS)
+                into[number] = await client.chat(connection, server.url, request)
+                progress.advance(task)
+
+            await client.together([one(n, call, answers) for n, call in enumerate(moment)])
+            told = [answer for answer in answers if answer]
+            if not server.pinned:
+                before = await _name_slots(connection, server, told, before)
+            result.answers += told
+    result.wall_s = time.perf_counter() - begun
+    progress.remove_task(task)
+
+
+async def _name_slots(
+    connection: httpx.AsyncClient,
+    server: Server,
+    answers: list[Answer],
+    before: dict[int, tuple[int, int]],
+) -> dict[int, tuple[int, int]]:
+    """A bare engine does not say which slot it chose: tell it by what the slots hold now."""
+    after = await client.slots_used(connection, server.url)
+    worked = {slot: held for slot, held in after.items() if held != before.get(slot)}
+    for answer in sorted(answers, key=lambda a: -a.prompt_tokens):
+        expected = answer.prompt_tokens + answer.completion_tokens
+        nearest = min(worked, key=lambda s: abs(worked[s][1] - expected), default=None)
+        if nearest is not None:
+            answer.slot = str(nearest)
+            del worked[nearest]
+    return after
+
+
+async def prompts(server: Server, calls: Sequence[Call]) -> list[Any]:
+    """Every call's tokens, by the engine itself."""
+    async with client.connection() as connection:
+        return [await client.tokens(connection, server.url, call) for call in calls]
+
+
+def run(model: Model, binary: str | None, console: Console) -> tuple[list[Result], float, float]:
+    """All arms, then both bounds as ratios: best use of the slots, infinite cache."""
+    moments = demo_calls.moments()
+    calls = [call for moment in moments for call in moment]
+    results = []
+    rows = None
+    with Progress(console=console, transient=True) as progress:
+        for name, start in arms(model, binary).items():
+            result = Result(name)
+            with start as server:
+                asyncio.run(send(server, moments, result, progress))
+                if rows is None:
+                    tokens = asyncio.run(prompts(server, calls))
+                    rows = rows_of(tokens, [call.session for call in calls])
+                result.launch_lines = server.launch_lines
+            results.append(result)
+    assert rows is not None
+    whole = max(total(rows), 1)
+    return results, bounds.slots(rows, SLOTS) / whole, bounds.infinite(rows) / whole
+
+
+def call_table(results: Sequence[Result]) -> Table:
+    """One line per call, the arms side by side."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="every call, in the order sent")
+    table.add_column("\ncall", no_wrap=True)
+    table.add_column("\nprompt", justify="right")
+    for result in results:
+        words = [*result.name.split(" ", 2), "", ""]  # an arm's name stands above its columns
+        table.add_column(f"{words[0]}\nslot", justify="right")
+        if any(answer.rule for answer in result.answers):
+            table.add_column("\nrule")
+        table.add_column(f"{words[1]}\ncached", justify="right")
+        table.add_column(f"{words[2]}\nTTFT ms", justify="right")
+    labels = [call.session for moment in demo_calls.moments() for call in moment]
+    for number, label in enumerate(labels):
+        cells = [label, f"{results[0].answers[number].prompt_tokens:,}"]
+        for result in results:
+            answer = result.answers[number]
+            cells.append(answer.slot.rpartition("/")[2] if answer.slot else "-")
+            if any(a.rule for a in result.answers):
+                cells.append(answer.rule or "-")
+            cells += [f"{answer.cached_tokens:,}", f"{answer.ttft_s * 1000:,.0f}"]
+        table.add_row(*cells)
+    return table
+
+
+def summary_table(results: Sequence[Result], optimum: float, infinite: float) -> Table:
+    """One line per arm, then the bounds."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="in all")
+    table.add_column("arm")
+    for name in ("prompt", "cached", "reuse", "wall s", "TTFT ms turns", "TTFT ms titles"):
+        table.add_column(name, justify="right")
+    labels = [call.session for moment in demo_calls.moments() for call in moment]
+    for result in results:
+        ttft: dict[bool, list[float]] = {True: [], False: []}
+        for label, answer in zip(labels, result.answers, strict=True):
+            ttft["turn" in label].append(answer.ttft_s * 1000)
+        table.add_row(
+            result.name,
+            f"{sum(a.prompt_tokens for a in result.answers):,}",
+            f"{sum(a.cached_tokens for a in result.answers):,}",
+            f"{result.reuse():.3f}",
+            f"{result.wall_s:.1f}",
+            *(f"{percentile(ttft[kind], 50) or 0:,.0f}" for kind in (True, False)),
+        )
+    table.add_section()
+    table.add_row(f"bound: best use of {SLOTS} slots", "", "", f"{optimum:.3f}", "", "", "")
+    table.add_row("bound: an infinite cache", "", "", f"{infinite:.3f}", "", "", "")
+    return table
+
+
+def verdict(results: Sequence[Result], optimum: float) -> str:
+    """What the figures say, and no more than that."""
+    without, with_cache, ours = (result.reuse() for result in results)
+    lines = [f"slotwise reuses {ours:.1%} of all prompt tokens; {SLOTS} slots allow {optimum:.1%}."]
+    for name, theirs in (("without", without), ("with", with_cache)):
+        if ours - theirs > 0.02:
+            read = (1 - theirs) / max(1 - ours, 1e-9)
+            lines.append(
+                f"The bare engine {name} its RAM cache reuses {theirs:.1%}: "
+                f"it reads {read:.1f} times as many tokens."
+            )
+        elif theirs - ours > 0.02:
+            lines.append(f"The bare engine {name} its RAM cache does better here: {theirs:.1%}.")
+        else:
+            lines.append(f"The bare engine {name} its RAM cache does as well here: {theirs:.1%}.")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", choices=("gemma", "tiny"), default="gemma")
+    parser.add_argument("--binary", help="a llama-server binary in place of the embedded engine")
+    options = parser.parse_args(argv)
+    shown = Console()
+    if not shown.is_terminal:
+        shown = Console(width=COLUMNS)
+    try:
+        model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
+        results, optimum, infinite = run(model, options.binary, Console(stderr=True))
+    except (engines.ServerError, client.CallError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    shown.print(call_table(results))
+    shown.print(summary_table(results, optimum, infinite))
+    for result in results:
+        shown.print(f"[bold]{result.name}[/bold]")
+        for line in result.launch_lines:
+            shown.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    shown.print()
+    shown.print(verdict(results, optimum), markup=False, highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
