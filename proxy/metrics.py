@@ -110,8 +110,10 @@ class Metrics:
         self._series.engine_restarts.labels(engine, self._bounded("restart", reason)).inc()
 
     def engine_build(self, build: str) -> None:
-        """The ``build_info`` an engine gives in its ``/props``."""
-        self._build_info(self._bounded("build", build))
+        """The ``build_info`` an engine gives in its ``/props``; the engines may differ."""
+        self._series.build_info.clear()  # the line that had no build in it
+        for known in {self._bounded("build", build), *self._seen["build"]}:
+            self._build_info(known)
 
     # ------------------------------------------------------------ exposition
 

@@ -11,7 +11,7 @@ requests    every generating request: body, headers, slot, cached, violation (it
 slots_polls when ``/slots`` was asked
 helpers     how often each path was
 violations  how many requests were pinned to a busy slot
-``POST /stub/clear`` forgets all that.
+``POST /stub/clear`` forgets all that; ``GET /stub/slots`` is ``/slots``, never hanging, not noted.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Stub:
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("GET", "/stub/log"): self._stub_log,
+            ("GET", "/stub/slots"): self._stub_slots,
             ("POST", "/stub/clear"): self._stub_clear,
             ("POST", "/stub/config"): self._stub_config,
         }
@@ -179,6 +180,9 @@ class Stub:
             "tasks": len(asyncio.all_tasks()),
         }
         return Response(orjson.dumps(told), media_type="application/json")
+
+    async def _stub_slots(self, request: Request) -> Response:
+        return JSONResponse(self._slots.states())
 
     async def _stub_clear(self, request: Request) -> Response:
         self._requests.clear()

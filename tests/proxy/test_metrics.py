@@ -265,8 +265,15 @@ def test_nothing_is_kept_of_requests_that_ended(metrics: Metrics) -> None:
     assert metrics._running == {"p-0": 0}
 
 
-def test_build_info_names_the_engine_build_once_known(metrics: Metrics) -> None:
+def test_build_info_names_the_engine_builds_once_known(metrics: Metrics) -> None:
+    def builds() -> list[str]:
+        labels = [dict(ls) for name, ls in samples(metrics) if name == "slotwise_build_info"]
+        assert all(one["python"].startswith("3.") for one in labels)
+        return sorted(one["llama"] for one in labels)
+
+    assert builds() == [""]
     metrics.engine_build("b11434")
-    body = metrics.exposition()[0].decode()
-    assert 'llama="b11434"' in body
-    assert 'python="3.' in body
+    metrics.engine_build("b11434")
+    assert builds() == ["b11434"]
+    metrics.engine_build("b11500")
+    assert builds() == ["b11434", "b11500"]

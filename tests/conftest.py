@@ -1,0 +1,26 @@
+"""Fixtures that any test may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import StubServer, traces_dir
+
+
+def pytest_report_header() -> str:
+    found = traces_dir().is_dir()
+    return f"traces: {traces_dir()}" + ("" if found else " (not there: tests on them are skipped)")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    """A stub engine with its defaults: 4 slots of 8192 tokens, everything at once."""
+    with StubServer() as stub:
+        yield stub
