@@ -1,0 +1,116 @@
+"""Short scripts of events for the scheduler: builders with the defaults a test does not care for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from policies.params import Cost, Params, Queue, from_mapping
+from policies.prefix import Tokens, pack
+from policies.types import Request
+from proxy.events import (
+    Action,
+    Dispatch,
+    EngineReady,
+    Failure,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    SlotReport,
+    SlotsReported,
+    Tick,
+    WakeAt,
+)
+from proxy.scheduler import Scheduler
+
+# One millisecond a token and nothing else, so that seconds in a test are easy to foresee.
+PLAIN_COST = Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.01, expected_output=10)
+
+
+def params(**sections: dict[str, Any]) -> Params:
+    """Parameters with plain costs and room to run; sections as in a profile's ``policy``."""
+    found, faults = from_mapping(sections)
+    assert not faults, faults
+    cost = found.cost if "cost" in sections else PLAIN_COST
+    queue = found.queue if "queue" in sections else Queue(max_running=8)
+    return replace(found, cost=cost, queue=queue)
+
+
+def scheduler(
+    slots: int = 2,
+    window: int | Sequence[int] = 100_000,
+    pool: int | None = None,
+    pins: bool = True,
+    **sections: dict[str, Any],
+) -> Scheduler:
+    """A scheduler with one profile ``p`` and one ready engine ``e``."""
+    s = Scheduler({"p": params(**sections)})
+    windows = (window,) * slots if isinstance(window, int) else tuple(window)
+    s.handle(EngineReady("e", "p", windows, pool, pins), 0.0)
+    return s
+
+
+def text(*parts: tuple[str, int]) -> Tokens:
+    """Token ids from named parts: ``("head", 100)`` is 100 ids that only ``head`` has."""
+    return pack(
+        (sum(name.encode()) * 7919 + len(name) * 104729 + k) % 1_000_003
+        for name, n in parts
+        for k in range(n)
+    )
+
+
+def arrived(
+    id: str,
+    tokens: Tokens,
+    first_user_end: int | None = None,
+    turns: int = 1,
+    max_tokens: int | None = None,
+    stream: bool = True,
+    key: str = "k",
+) -> RequestArrived:
+    """A request; by default its whole prompt is its first user turn."""
+    end = len(tokens) if first_user_end is None else first_user_end
+    return RequestArrived(Request(id, "p", tokens, end, turns, max_tokens, stream, key))
+
+
+def finished(
+    id: str, prompt: int | None = None, cached: int | None = None, out: int | None = 1
+) -> RequestFinished:
+    return RequestFinished(id, prompt, cached, out, None)
+
+
+def failed(id: str, failure: Failure = Failure.CLIENT_GONE, generated: int = 0) -> RequestFailed:
+    return RequestFailed(id, failure, generated)
+
+
+def cancelled(id: str) -> RequestCancelled:
+    return RequestCancelled(id)
+
+
+def slots(asked_at: float, *reports: tuple[int, bool, int]) -> SlotsReported:
+    """A ``/slots`` reply: (id_slot, busy, tokens held) each."""
+    return SlotsReported("e", asked_at, tuple(SlotReport(*r) for r in reports))
+
+
+def dispatches(actions: list[Action]) -> list[tuple[str, int, str]]:
+    """(request, id_slot, rule) of each dispatch."""
+    return [(a.id, a.slot.id_slot, a.rule.value) for a in actions if isinstance(a, Dispatch)]
+
+
+def serve(s: Scheduler, event: RequestArrived, now: float, out: int = 1) -> int:
+    """A request that is placed at once and finishes at once; returns its slot."""
+    placed = dispatches(s.handle(event, now))
+    assert [id for id, _, _ in placed] == [event.request.id], placed
+    s.handle(finished(event.request.id, len(event.request.tokens), out=out), now)
+    return placed[0][1]
+
+
+def next_wake(actions: list[Action]) -> float | None:
+    """When the scheduler asked to be woken, the latest word of these actions."""
+    return next((a.at for a in reversed(actions) if isinstance(a, WakeAt)), None)
+
+
+def tick(s: Scheduler, now: float) -> list[Action]:
+    return s.handle(Tick(), now)
