@@ -1,0 +1,258 @@
+"""Keeps engines running: start, ready, watch, and again after a growing delay.
+
+One task per engine walks through states.py. It tells the rest of the program three things, by
+callbacks: an engine is on its way, it is ready, it is lost. Between ready and lost the engine is
+in use; lost is always told before the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from launcher import pid_file, process, readiness, states
+from launcher.log_file import RotatingLog
+from launcher.states import Life
+
+log = logging.getLogger(__name__)
+STOP_LIMIT_S = process.TERM_LIMIT_S + process.SECOND_TERM_LIMIT_S + process.KILL_LIMIT_S + 2
+
+
+class InUseError(RuntimeError):
+    """Another slotwise runs an engine of this name from this state directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How one engine is started; ``directory`` is its own part of the state directory."""
+
+    name: str
+    argv: Callable[[int], Sequence[str]]  # the command line for a port
+    env: Callable[[str], dict[str, str]]  # the environment for an API key
+    directory: Path
+    start_timeout_s: float = 600.0
+
+
+class Listener(Protocol):
+    """Who is told about the engines."""
+
+    def on_starting(self, engine: str, text: str) -> None:
+        """It is on its way; ``text`` says how far."""
+
+    def on_ready(self, engine: str, url: str, api_key: str) -> Awaitable[None]:
+        """It serves. Awaited; an exception counts as a failure of the engine."""
+
+    def on_lost(self, engine: str, reason: str) -> None:
+        """It no longer serves, or did not start."""
+
+
+@dataclass(slots=True)
+class _Engine:
+    spec: EngineSpec
+    lock: TextIO
+    life: Life = field(default_factory=Life)
+    child: process.Child | None = None
+    restart: asyncio.Future[str] | None = None  # its result is the reason
+    task: asyncio.Task[None] | None = None
+
+
+class Supervisor:
+    """All engines of one slotwise. ``now`` is a monotonic clock in seconds."""
+
+    def __init__(
+        self,
+        specs: Sequence[EngineSpec],
+        listener: Listener,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes the engines' directories; raises InUseError, OSError."""
+        self._listener = listener
+        self._now = now
+        self._engines: dict[str, _Engine] = {}
+        try:
+            for spec in specs:
+                self._engines[spec.name] = _Engine(spec, _locked(spec))
+        except (InUseError, OSError):
+            self._unlock()
+            raise
+
+    def start(self) -> None:
+        """Begins to keep every engine running."""
+        for engine in self._engines.values():
+            engine.task = asyncio.create_task(self._keep(engine), name=f"engine {engine.spec.name}")
+
+    def life(self, name: str) -> Life:
+        """State of an engine; raises KeyError."""
+        return self._engines[name].life
+
+    def restart(self, name: str, reason: str) -> None:
+        """Ends an engine that hangs and starts it again; nothing while it is not ready."""
+        engine = self._engines.get(name)
+        if engine and engine.restart is not None and not engine.restart.done():
+            engine.restart.set_result(reason)
+
+    async def stop(self) -> None:
+        """Ends every engine, within STOP_LIMIT_S."""
+        tasks = [engine.task for engine in self._engines.values() if engine.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_LIMIT_S)
+        self._unlock()
+
+    async def _keep(self, engine: _Engine) -> None:
+        """The engine's whole life; ends only by cancellation."""
+        spec = engine.spec
+        try:
+            leftover = await asyncio.to_thread(pid_file.end_leftover, _pids(spec))
+            if leftover is not None:
+                log.warning("%s: ended pid %d, left behind by an earlier run", spec.name, leftover)
+            while True:
+                engine.life = states.start(engine.life, self._now())
+                reason = await self._one_life(engine)
+                engine.life = states.failed(engine.life, self._now(), reason)
+                self._listener.on_lost(spec.name, reason)
+                await self._end(engine)
+                delay_s = states.delay_s(engine.life.failures)
+                log.warning("%s: %s; starts again in %g s", spec.name, reason, delay_s)
+                text = f"starts again in {delay_s:g} s: {reason}"
+                self._listener.on_starting(spec.name, text)
+                await asyncio.sleep(delay_s)
+        finally:
+            engine.life = states.stop(engine.life, self._now())
+            await self._end(engine)
+            engine.life = states.exited(engine.life, self._now())
+
+    async def _one_life(self, engine: _Engine) -> str:
+        """From the start of a process to the reason why it is over."""
+        spec = engine.spec
+        port, key = _free_port(), secrets.token_urlsafe(24)
+        url = f"http://127.0.0.1:{port}"
+        self._listener.on_starting(spec.name, "starting")
+        sink = RotatingLog(spec.directory / "engine.log")
+        try:
+            child = process.spawn(spec.argv(port), spec.env(key), spec.directory, sink, _pids(spec))
+        except OSError as error:
+            return f"could not be started: {error}"
+        engine.child = child
+        log.info("%s: pid %d on %s, log in %s", spec.name, child.pid, url, sink.path)
+        failure = await self._until_ready(spec, child, url, key)
+        if failure is not None:
+            return failure
+        engine.life = states.ready(engine.life, self._now())
+        engine.restart = asyncio.get_running_loop().create_future()
+        return await self._while_ready(engine, child, url, key)
+
+    async def _until_ready(
+        self, spec: EngineSpec, child: process.Child, url: str, key: str
+    ) -> str | None:
+        """None once it is ready, else why it will not be."""
+        started = self._now()
+
+        def told(text: str) -> None:
+            waited_s = self._now() - started
+            self._listener.on_starting(spec.name, f"{text} ({waited_s:.0f} s)")
+
+        ready = asyncio.create_task(readiness.until_ready(url, key, told))
+        try:
+            await asyncio.wait(
+                {ready, child.exit},
+                timeout=spec.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            ready.cancel()
+        if child.exit.done():
+            return _last_words(child, "while it started")
+        if ready.done() and not ready.cancelled():
+            return None
+        return f"not ready within start_timeout_s, {spec.start_timeout_s:g} s"
+
+    async def _while_ready(self, engine: _Engine, child: process.Child, url: str, key: str) -> str:
+        """Returns the reason once the engine is gone, refused, or to be restarted."""
+        assert engine.restart is not None
+        accepted = asyncio.ensure_future(self._listener.on_ready(engine.spec.name, url, key))
+        waiting: set[asyncio.Future[Any]] = {accepted, child.exit, engine.restart}
+        try:
+            while True:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if child.exit.done():
+                    return _last_words(child, "while it served")
+                if engine.restart.done():
+                    return f"restarted: {engine.restart.result()}"
+                error = accepted.exception()
+                if error is not None:
+                    log.error("%s: could not be taken into use", engine.spec.name, exc_info=error)
+                    return f"could not be taken into use: {error!r}"
+                waiting.discard(accepted)
+        finally:
+            accepted.cancel()
+            engine.restart = None
+
+    async def _end(self, engine: _Engine) -> None:
+        """Ends the process, to the end: a cancellation meanwhile waits until it is done."""
+        child, engine.child = engine.child, None
+        if child is None or child.exit.done():
+            return
+        ending = asyncio.create_task(child.stop())
+        try:
+            ended = await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+        if not ended:
+            log.error("%s: pid %d does not end, even by SIGKILL", engine.spec.name, child.pid)
+
+    def _unlock(self) -> None:
+        for engine in self._engines.values():
+            engine.lock.close()
+
+
+def _pids(spec: EngineSpec) -> Path:
+    return spec.directory / "engine.pid"
+
+
+def _locked(spec: EngineSpec) -> TextIO:
+    """The engine's directory, made and taken; the kernel lets go of it when we die."""
+    spec.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (spec.directory / "slots").mkdir(exist_ok=True, mode=0o700)
+    lock = (spec.directory / "lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        owner = lock.read(32).strip() or "unknown"
+        lock.close()
+        raise InUseError(
+            f"another slotwise (pid {owner}) runs {spec.name} from {spec.directory}; "
+            "give one of them another --state-dir"
+        ) from error
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def _free_port() -> int:
+    """A port that is free now. Should another take it first, the engine exits and is retried."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_words(child: process.Child, when: str) -> str:
+    """How the process ended, with the last line it said that looks like a reason."""
+    lines = child.log.recent()
+    told = [line for line in lines if "error" in line.lower() or " E " in line] or lines
+    words = f": {told[-1][:300]}" if told else ""
+    return f"{process.describe_exit(child.exit.result())} {when}{words}"

@@ -1,0 +1,172 @@
+"""Engines are started, told about, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher import states, supervisor
+from launcher.supervisor import EngineSpec, Supervisor
+from tests.launcher import children
+
+
+class Heard:
+    """A listener that keeps what it is told, and can be awaited on."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.changed = asyncio.Event()
+        self.refuse = False
+
+    def on_starting(self, engine: str, text: str) -> None:
+        self._add("starting", text)
+
+    async def on_ready(self, engine: str, url: str, api_key: str) -> None:
+        self._add("ready", url)
+        if self.refuse:
+            raise ValueError("pins do not hold")
+
+    def on_lost(self, engine: str, reason: str) -> None:
+        self._add("lost", reason)
+
+    def _add(self, kind: str, text: str) -> None:
+        self.events.append((kind, text))
+        self.changed.set()
+
+    def count(self, kind: str) -> int:
+        return sum(1 for heard, _ in self.events if heard == kind)
+
+    async def until(self, kind: str, times: int = 1) -> None:
+        async with asyncio.timeout(30):
+            while self.count(kind) < times:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "FIRST_DELAY_S", 0.01)
+
+
+def _spec(directory: Path, plan: str, start_timeout_s: float = 20) -> EngineSpec:
+    (directory / "plan").write_text(plan)
+    server = children.script(directory, "server.py", children.SERVER)
+    return EngineSpec(
+        name="fake",
+        argv=lambda port: [sys.executable, str(server), str(directory), str(port)],
+        env=lambda key: dict(os.environ) | {"LLAMA_API_KEY": key},
+        directory=directory / "engine",
+        start_timeout_s=start_timeout_s,
+    )
+
+
+def _run(spec: EngineSpec, scenario: Callable[[Supervisor, Heard], Awaitable[None]]) -> Heard:
+    async def main() -> Heard:
+        heard = Heard()
+        engines = Supervisor([spec], heard)
+        engines.start()
+        try:
+            await scenario(engines, heard)
+        finally:
+            await engines.stop()
+        return heard
+
+    heard = asyncio.run(main())
+    assert not psutil.Process().children(recursive=True)
+    return heard
+
+
+def test_three_exits_then_ready(tmp_path: Path) -> None:
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("ready")
+
+    heard = _run(_spec(tmp_path, "exit exit exit well"), scenario)
+    lost = [text for kind, text in heard.events if kind == "lost"]
+    assert lost == ["exited with code 1 while it started: error: no luck today"] * 3
+    assert [kind for kind, _ in heard.events][-1] == "ready"
+
+
+def test_an_engine_that_is_loading_is_waited_for_and_told_about(tmp_path: Path) -> None:
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("ready")
+
+    heard = _run(_spec(tmp_path, "slow"), scenario)
+    assert heard.count("lost") == 0
+    assert any(text.startswith("loading the model") for _, text in heard.events)
+
+
+def test_an_engine_that_never_gets_healthy_is_given_up_at_its_limit(tmp_path: Path) -> None:
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("ready")
+
+    heard = _run(_spec(tmp_path, "sick well", start_timeout_s=1.5), scenario)
+    assert ("lost", "not ready within start_timeout_s, 1.5 s") in heard.events
+
+
+def test_a_hung_engine_is_restarted_by_name(tmp_path: Path) -> None:
+    async def scenario(engines: Supervisor, heard: Heard) -> None:
+        await heard.until("ready")
+        engines.restart("fake", "no byte for 300 s")
+        await heard.until("ready", 2)
+
+    heard = _run(_spec(tmp_path, "well"), scenario)
+    assert ("lost", "restarted: no byte for 300 s") in heard.events
+    first, second = (text for kind, text in heard.events if kind == "ready")
+    assert first != second
+
+
+def test_an_engine_that_dies_while_it_serves_is_lost_then_ready_again(tmp_path: Path) -> None:
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("ready")
+        for child in psutil.Process().children():
+            child.kill()
+        await heard.until("ready", 2)
+
+    heard = _run(_spec(tmp_path, "well"), scenario)
+    (lost,) = [text for kind, text in heard.events if kind == "lost"]
+    assert lost.startswith("was ended by SIGKILL while it served")
+
+
+def test_a_ready_engine_that_is_refused_is_started_again(tmp_path: Path) -> None:
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        heard.refuse = True
+        await heard.until("lost")
+        heard.refuse = False
+        await heard.until("ready", 2)
+
+    heard = _run(_spec(tmp_path, "well"), scenario)
+    assert any("pins do not hold" in text for kind, text in heard.events if kind == "lost")
+
+
+def test_a_program_that_cannot_be_run_is_told_and_tried_again(tmp_path: Path) -> None:
+    spec = EngineSpec("none", lambda port: ["/nowhere/llama"], lambda key: {}, tmp_path / "engine")
+
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("lost", 2)
+
+    heard = _run(spec, scenario)
+    assert any("could not be started" in text for kind, text in heard.events if kind == "lost")
+
+
+def test_two_do_not_run_one_engine_from_one_directory(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, "well")
+
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        with pytest.raises(supervisor.InUseError, match=f"pid {os.getpid()}"):
+            Supervisor([spec], heard)
+
+    _run(spec, scenario)
+    Supervisor([spec], _listener_of_nothing())._unlock()
+
+
+def _listener_of_nothing() -> supervisor.Listener:
+    async def make() -> Heard:
+        return Heard()
+
+    return asyncio.run(make())
