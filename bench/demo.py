@@ -34,6 +34,7 @@ from bench.trace import Call
 SLOTS = 4
 CTX_TOKENS = 8192  # a slot's window
 COLUMNS = 100
+STYLES = ("", "cyan")  # of the arms, by turns
 
 
 @dataclass(slots=True)
@@ -133,16 +134,16 @@ def run(model: Model, binary: str | None, console: Console) -> tuple[list[Result
 
 def call_table(results: Sequence[Result]) -> Table:
     """One line per call, the arms side by side."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="every call, in the order sent")
+    arms = ", ".join(f"({n}) {result.name}" for n, result in enumerate(results, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"every call: {arms}")
     table.add_column("\ncall", no_wrap=True)
     table.add_column("\nprompt", justify="right")
-    for result in results:
-        words = [*result.name.split(" ", 2), "", ""]  # an arm's name stands above its columns
-        table.add_column(f"{words[0]}\nslot", justify="right")
+    for n, result in enumerate(results, 1):
+        table.add_column(f"({n})\nslot", justify="right", style=STYLES[n % 2])
         if any(answer.rule for answer in result.answers):
-            table.add_column("\nrule")
-        table.add_column(f"{words[1]}\ncached", justify="right")
-        table.add_column(f"{words[2]}\nTTFT ms", justify="right")
+            table.add_column("\nrule", style=STYLES[n % 2])
+        table.add_column("\ncached", justify="right", style=STYLES[n % 2])
+        table.add_column("TTFT\nms", justify="right", style=STYLES[n % 2])
     labels = [call.session for moment in demo_calls.moments() for call in moment]
     for number, label in enumerate(labels):
         cells = [label, f"{results[0].answers[number].prompt_tokens:,}"]
@@ -158,7 +159,7 @@ def call_table(results: Sequence[Result]) -> Table:
 
 def summary_table(results: Sequence[Result], optimum: float, infinite: float) -> Table:
     """One line per arm, then the bounds."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="in all")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title="in all")
     table.add_column("arm")
     for name in ("prompt", "cached", "reuse", "wall s", "TTFT ms turns", "TTFT ms titles"):
         table.add_column(name, justify="right")

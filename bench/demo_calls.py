@@ -60,7 +60,7 @@ def _tool(name: str, what: str) -> str:
     )
 
 
-def moments(order: str = ORDER, words_per_turn: int = 130) -> list[list[Call]]:
+def moments(order: str = ORDER, words_per_turn: int = 180) -> list[list[Call]]:
     """Groups of calls, each group sent at one moment: a turn, and often its title job."""
     system: Message = {"role": "system", "content": head()}
     histories = {name: [system] for name in sorted(set(order))}
