@@ -64,7 +64,7 @@ class Stub:
         self._slots_polls: list[float] = []
         self._helpers: Counter[str] = Counter()
         self._ready_at = time.monotonic() + config.load_s
-        self._app = Starlette(routes=self._routes())
+        self._app = Starlette(routes=self._routes(), exception_handlers={404: _not_found})
 
     def _routes(self) -> list[Route]:
         handlers: dict[tuple[str, str], Handler] = {
@@ -220,6 +220,10 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             os._exit(1)
         self.should_exit = True
+
+
+async def _not_found(request: Request, problem: Exception) -> Response:
+    return JSONResponse(shapes.error(404, "File Not Found", "not_found_error"), 404)
 
 
 async def _until_gone(request: Request) -> None:

@@ -199,6 +199,7 @@ def models(alias: str, window: int) -> Json:
         "aliases": [alias],
         "tags": [],
         "object": "model",
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "created": int(time.time()),
         "owned_by": "llamacpp",
         "meta": meta,

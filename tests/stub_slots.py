@@ -94,6 +94,7 @@ class Slots:
             if slot.id_task >= 0:
                 state |= {"id_task": slot.id_task, "n_prompt_tokens": len(slot.ids)}
                 state |= {"n_prompt_tokens_processed": 0, "n_prompt_tokens_cache": 0}
+                state["params"] = {"n_predict": -1}
                 state["next_token"] = [{"has_next_token": slot.job is not None, "n_decoded": 0}]
             states.append(state)
         return states

@@ -174,6 +174,11 @@ class StubServer(Process):
         """Forget what it saw; the slots keep what they hold."""
         self._client.post("/stub/clear").raise_for_status()
 
+    def empty(self) -> None:
+        """Empty every slot; needs ``slot_save_path``, as with llama-server."""
+        for id_slot in range(len(self._client.get("/stub/slots").json())):
+            self._client.post(f"/slots/{id_slot}?action=erase").raise_for_status()
+
     def busy(self) -> list[int]:
         """The slots at work, asked past the log."""
         return [s["id"] for s in self._client.get("/stub/slots").json() if s["is_processing"]]
