@@ -39,9 +39,11 @@ from proxy.status import SlotStatus
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SOURCES = ("cached", "evaluated", "unknown")
 _PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
-_REFUSALS = (400, 429, 503)  # the codes of requests that were never placed
+_PLACED_CODES = (200, 499)  # 499: the client left
+_NEVER_PLACED_CODES = (400, 429, 499, 503)
+_RESTART_REASONS = ("exited", "hung", "silent", "not_started", "not_ready", "refused", "other")
 _UNKNOWN = "unknown"
-_MAX_VALUES = 16  # of a label whose values another part of slotwise chooses
+_MAX_BUILDS = 16  # an engine that is replaced all day long is not a new series each time
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class Metrics:
         self._requests: dict[str, _Request] = {}
         self._windows: dict[str, int] = {}  # slots of each engine
         self._running: dict[str, int] = {}  # requests at work, by engine
-        self._seen: dict[str, set[str]] = {}
+        self._builds: set[str] = set()
         self._start_at_zero()
 
     # ------------------------------------------------------------ what happened
@@ -106,13 +108,16 @@ class Metrics:
         self._series.engine_up.labels(engine).set(int(up))
 
     def engine_restarted(self, engine: str, reason: str) -> None:
-        """``reason``: a word of the supervisor's, never text that grows."""
-        self._series.engine_restarts.labels(engine, self._bounded("restart", reason)).inc()
+        """``reason``: the cause in a word, one of those known here; any other text is ``other``."""
+        known = reason if reason in _RESTART_REASONS else "other"
+        self._series.engine_restarts.labels(engine, known).inc()
 
     def engine_build(self, build: str) -> None:
         """The ``build_info`` an engine gives in its ``/props``; the engines may differ."""
+        if len(self._builds) < _MAX_BUILDS:
+            self._builds.add(build)
         self._series.build_info.clear()  # the line that had no build in it
-        for known in {self._bounded("build", build), *self._seen["build"]}:
+        for known in self._builds:
             self._build_info(known)
 
     # ------------------------------------------------------------ exposition
@@ -206,6 +211,8 @@ class Metrics:
         self._windows[engine] = n
         self.engine_state(engine, up=True)
         self._series.pin_mismatches.labels(engine)
+        for reason in _RESTART_REASONS:
+            self._series.engine_restarts.labels(engine, reason)
         rules = _PINNED_RULES if event.pins else (Rule.UNPINNED,)
         slots = [str(id_slot) for id_slot in range(n)]
         for slot in slots if event.pins else [*slots, _UNKNOWN]:
@@ -217,14 +224,6 @@ class Metrics:
         self._series.slot_busy.labels(slot.engine, slot.id_slot).set(int(busy))
         self._series.slot_resident_tokens.labels(slot.engine, slot.id_slot).set(resident)
 
-    def _bounded(self, label: str, value: str) -> str:
-        """The value itself, while this label has taken few different ones."""
-        seen = self._seen.setdefault(label, set())
-        if value in seen or len(seen) < _MAX_VALUES:
-            seen.add(value)
-            return value
-        return "other"
-
     def _build_info(self, llama_build: str) -> None:
         try:
             version = metadata.version("slotwise")
@@ -235,10 +234,11 @@ class Metrics:
     def _start_at_zero(self) -> None:
         for profile in self._profiles:
             self._series.expected_cached_tokens.labels(profile)
-            for code in _REFUSALS:
+            for code in _NEVER_PLACED_CODES:
                 self._series.requests.labels(profile, Rule.NONE, code)
             for rule in (*_PINNED_RULES, Rule.UNPINNED):
-                self._series.requests.labels(profile, rule, 200)
+                for code in _PLACED_CODES:
+                    self._series.requests.labels(profile, rule, code)
                 self._series.time_to_first_token.labels(profile, rule)
             for reason in Reason:
                 self._series.queue_wait.labels(profile, reason)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import shlex
 import signal
@@ -213,3 +214,28 @@ def stub_binary(folder: Path, **settings: Any) -> Path:
     path.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {line} "$@"\n')
     path.chmod(0o755)
     return path
+
+
+# ---------------------------------------------------------------- the command
+
+
+def attach_profile(folder: Path, url: str, name: str = "p", **policy: Any) -> Path:
+    """A profile for the stub at ``url`` with its defaults; ``policy``: sections of the rules."""
+    path = folder / f"{name}.yaml"
+    server = {"attach": url, "parallel": 4, "kv_unified": False, "cache_ram_mib": 0}
+    # JSON is YAML
+    path.write_text(json.dumps({"name": name, "server": server, "policy": policy}))
+    return path
+
+
+class Slotwise(Process):
+    """``slotwise serve`` as its own process, ready and on a port of its own."""
+
+    def __init__(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
+        line = [sys.executable, "-m", "launcher.cli", "serve"]
+        super().__init__([*line, *map(str, arguments), "--port", "0"], env)
+        try:
+            self.url = self.wait_for_line("slotwise ready on ")
+        except BaseException:
+            self.__exit__()
+            raise

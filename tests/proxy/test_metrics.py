@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from launcher.listener import Cause
 from policies.prefix import pack
 from policies.types import Reason, Request, Rule, SlotId
 from proxy.events import (
@@ -211,10 +212,19 @@ def test_answers_of_unknown_profiles_and_odd_codes_make_few_series(metrics: Metr
     }
 
 
-def test_restart_reasons_are_bounded(metrics: Metrics) -> None:
+def test_restarts_count_by_cause_and_a_story_makes_no_series(metrics: Metrics) -> None:
+    before = len(samples(metrics))
+    metrics.engine_restarted("p-0", "hung")
     for n in range(50):
-        metrics.engine_restarted("p-0", f"exit {n}")
-    assert len(nonzero(metrics, "slotwise_engine_restarts_total")) == 17
+        metrics.engine_restarted("p-0", f"exited with status {n}")
+    assert nonzero(metrics, "slotwise_engine_restarts_total") == {"p-0/hung": 1, "p-0/other": 50}
+    assert len(samples(metrics)) == before
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_every_cause_the_launcher_names_has_its_series(metrics: Metrics, cause: Cause) -> None:
+    metrics.engine_restarted("p-0", cause.value)
+    assert nonzero(metrics, "slotwise_engine_restarts_total") == {f"p-0/{cause.value}": 1}
 
 
 def test_gauges_tell_what_is_so_now(metrics: Metrics) -> None:
