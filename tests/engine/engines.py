@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,11 @@ class RunningEngine:
 
     def post(self, path: str, body: dict[str, Any], **kwargs: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=60, **kwargs)
+
+    @contextmanager
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[httpx.Response]:
+        with httpx.stream("POST", self.url + path, json=body, timeout=60) as response:
+            yield response
 
     def stop(self) -> int:
         """SIGTERM, a second one, then SIGKILL; returns the exit code."""
