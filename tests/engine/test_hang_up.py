@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -20,6 +22,16 @@ PROMPT_WORDS = 27_000
 def slot_state(engine: RunningEngine, slot: int) -> dict[str, Any]:
     state: dict[str, Any] = engine.get("/slots").json()[slot]
     return state
+
+
+@contextmanager
+def leaving(proxy: RunningProxy, body: dict[str, Any]) -> Iterator[httpx.Response]:
+    """A stream whose client closes its connection at the end of the block."""
+    with (
+        httpx.Client(base_url=proxy.url, timeout=60) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as stream,
+    ):
+        yield stream
 
 
 class Neighbour(threading.Thread):
@@ -54,10 +66,9 @@ def test_an_abandoned_prefill_stops_and_its_work_is_reused(start_engine: StartEn
             """Prompt tokens the engine reported so far."""
             return proxy.inside(proxy.driver.scheduler.slots)[slot].resident
 
-        with httpx.Client(base_url=proxy.url, timeout=60) as leaver:
-            with leaver.stream("POST", "/v1/chat/completions", json=body) as stream:
-                assert stream.headers["X-Slotwise-Slot"] == f"p-0/{slot}"
-                wait_until(lambda: processed() >= 8 * BATCH, 30)
+        with leaving(proxy, body) as stream:
+            assert stream.headers["X-Slotwise-Slot"] == f"p-0/{slot}"
+            wait_until(lambda: processed() >= 8 * BATCH, 30)
         left_at = processed()
         wait_until(lambda: not slot_state(engine, slot)["is_processing"], 10)
         kept = slot_state(engine, slot)["n_prompt_tokens"]
@@ -78,9 +89,8 @@ def test_a_slot_whose_client_left_is_not_pinned_before_it_is_shown_idle(
     engine = start_engine("-np", "1", "-c", "40960", *PINNABLE, *NO_RAM_CACHE)
     body = {"messages": [user(words("long", PROMPT_WORDS))], "max_tokens": 2, "stream": True}
     with proxied(engine) as proxy:
-        with httpx.Client(base_url=proxy.url, timeout=60) as leaver:
-            with leaver.stream("POST", "/v1/chat/completions", json=body):
-                wait_until(lambda: slot_state(engine, 0)["is_processing"], 20)
+        with leaving(proxy, body):
+            wait_until(lambda: slot_state(engine, 0)["is_processing"], 20)
         answer = proxy.chat(words("next", 30), max_tokens=2)
         assert answer.status_code == 200
         assert answer.headers["X-Slotwise-Slot"] == "p-0/0"

@@ -49,6 +49,6 @@ def test_not_a_number_is_no_number() -> None:
 def test_every_knob_has_a_unit_a_reason_and_a_default_within_its_bounds() -> None:
     for section in fields(Params):
         for knob in fields(section.default_factory):  # type: ignore[arg-type]
-            assert knob.metadata["unit"] and knob.metadata["why"], knob.name
+            assert all(knob.metadata[name] for name in ("unit", "why")), knob.name
             if knob.metadata["unit"] != "switch":
                 assert knob.metadata["low"] <= knob.default <= knob.metadata["high"], knob.name

@@ -59,7 +59,8 @@ def test_first_is_a_prefix(n: int, k: int) -> None:
 
 def test_ids_come_back_as_they_went_in() -> None:
     assert pack([0, 1, 2**32 - 1]).ids() == [0, 1, 2**32 - 1]
-    assert len(EMPTY) == 0 and EMPTY.ids() == []
+    assert len(EMPTY) == 0
+    assert EMPTY.ids() == []
 
 
 def test_ids_are_packed_little_endian_on_every_machine() -> None:

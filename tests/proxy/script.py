@@ -1,4 +1,4 @@
-"""Short scripts of events for the scheduler: builders with the defaults a test does not care for."""
+"""Short scripts of events for the scheduler: builders with defaults for the rest."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -220,7 +222,7 @@ many = settings(
 )
 
 
-Step = tuple  # type: ignore[type-arg]
+Step = tuple[Any, ...]
 
 
 def play(script: list[Step | str]) -> World:
@@ -229,7 +231,7 @@ def play(script: list[Step | str]) -> World:
     for step in script:
         for name, *arguments in MACROS[step] if isinstance(step, str) else [step]:
             world.now += 0.001
-            getattr(world, name)(*arguments)
+            getattr(world, str(name))(*arguments)
     return world
 
 

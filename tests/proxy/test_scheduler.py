@@ -74,7 +74,8 @@ def test_a_busy_home_is_waited_for_and_then_used() -> None:
     s.handle(turn("a2", "a", 2), 10)  # runs
     assert dispatches(s.handle(turn("a3", "a", 3), 10.1)) == []
     waiting = s.waiting_for("a3", 10.5)
-    assert waiting is not None and waiting.reason is Reason.HOME_BUSY
+    assert waiting is not None
+    assert waiting.reason is Reason.HOME_BUSY
     assert dispatches(s.handle(finished("a2"), 11)) == [("a3", home, "home")]
 
 
@@ -320,7 +321,8 @@ def test_the_prompt_and_its_room_choose_the_window() -> None:
     ]
     assert dispatches(s.handle(arrived("c", text(("c", 9000))), 2)) == []
     waiting = s.waiting_for("c", 2)
-    assert waiting is not None and waiting.reason is Reason.WINDOW
+    assert waiting is not None
+    assert waiting.reason is Reason.WINDOW
 
 
 def test_the_largest_window_takes_what_the_engine_would() -> None:
@@ -348,7 +350,8 @@ def test_a_unified_pool_is_never_promised_twice() -> None:
     assert dispatches(s.handle(arrived("a", text(("a", 6000)), max_tokens=1000), 0))
     assert dispatches(s.handle(arrived("b", text(("b", 6000)), max_tokens=1000), 1)) == []
     waiting = s.waiting_for("b", 1)
-    assert waiting is not None and waiting.reason is Reason.POOL
+    assert waiting is not None
+    assert waiting.reason is Reason.POOL
     assert dispatches(s.handle(finished("a", 6000), 2)) != []
 
 
@@ -421,7 +424,8 @@ def test_every_wait_ends_at_its_bound() -> None:
     assert (refusal.id, refusal.status, refusal.code) == ("plain", 503, "queue_timeout")
     assert refusal.retry_after_s
     [refusal, *_] = tick(s, 100)
-    assert isinstance(refusal, Refuse) and refusal.id == "stream"
+    assert isinstance(refusal, Refuse)
+    assert refusal.id == "stream"
 
 
 def test_a_cancelled_request_is_forgotten() -> None:
@@ -537,7 +541,8 @@ def test_requests_wait_for_an_engine_and_go_when_it_is_ready() -> None:
     s.handle(EngineLost("e", "crashed"), 1)
     assert dispatches(s.handle(turn("a", "a", 1), 2)) == []
     waiting = s.waiting_for("a", 2)
-    assert waiting is not None and waiting.reason is Reason.ENGINE_LOADING
+    assert waiting is not None
+    assert waiting.reason is Reason.ENGINE_LOADING
     assert dispatches(s.handle(EngineReady("e", "p", (4096,), None, True), 9)) == [("a", 0, "new")]
 
 
