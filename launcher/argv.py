@@ -76,11 +76,12 @@ class LaunchFiles:
 
 
 def launch_argv(
-    server: LaunchedServer, names: Sequence[str], files: LaunchFiles, port: int
+    server: LaunchedServer, names: Sequence[str], files: LaunchFiles, port: int | str
 ) -> list[str]:
     """The whole command line; ``names`` are the profile's name and aliases.
 
-    The API key is not on it: every user of the machine can read a command line.
+    For display ``port`` may be a word. The API key is not on the line: every user of the machine
+    can read a command line.
     """
     line = command(server.binary)
     line += ["-m", str(files.model), "--alias", ",".join(names)]

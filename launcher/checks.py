@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ class ServerChecks:
     def texts(self, section: Mapping[Any, Any]) -> None:
         """What can be told from single texts, even where another field of the section is wrong."""
         binary = section.get("binary", EMBEDDED)
-        if isinstance(binary, str) and binary != EMBEDDED and shutil.which(binary) is None:
+        if binary == EMBEDDED and find_spec("xllamacpp") is None:
+            missing = "not installed: pip install 'slotwise[embedded]'"
+            self._fault("binary", "an engine that is installed", binary, missing)
+        elif isinstance(binary, str) and binary != EMBEDDED and shutil.which(binary) is None:
             self._fault("binary", "the name or path of a program", binary, "none found")
         if isinstance(section.get("model"), str):
             self._read_model(section["model"])

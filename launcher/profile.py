@@ -69,7 +69,11 @@ def load_all(given: Sequence[str], check_policy: PolicyCheck) -> list[Profile]:
     for text in given:
         found: list[str] = []
         path = locate(text)
-        profile = _load(path, check_policy, found)
+        if not path.exists():
+            found.append(f"no such profile: expected a YAML file, or one of {', '.join(brought())}")
+            profile = None
+        else:
+            profile = _load(path, check_policy, found)
         faults.extend(f"{path}: {fault}" for fault in found)
         if profile is not None:
             profiles.append(profile)
@@ -85,6 +89,11 @@ def locate(given: str) -> Path:
     if path.suffix in SUFFIXES or "/" in given or path.exists():
         return path
     return CONFIGS / f"{given}.yaml"
+
+
+def brought() -> list[str]:
+    """Names of the profiles that come along."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
 def _load(path: Path, check_policy: PolicyCheck, faults: list[str]) -> Profile | None:

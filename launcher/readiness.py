@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import httpx
 
@@ -13,37 +12,46 @@ LONGEST_PAUSE_S = 1.0
 REPLY_LIMIT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one look at the engine gave."""
-
-    ready: bool
-    text: str
-
-
 def client(url: str, api_key: str) -> httpx.AsyncClient:
     """A client for one engine. No proxy from the environment stands between us and loopback."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=REPLY_LIMIT_S, trust_env=False)
 
 
-async def look(engine: httpx.AsyncClient) -> Seen:
-    """One look; never raises for what the engine does or fails to do."""
+async def healthy(engine: httpx.AsyncClient) -> tuple[bool, str]:
+    """Whether ``/health`` says 200, and in words what it said; never raises for the engine."""
+    status, _ = await _get(engine, "/health")
+    if status == 503:
+        return False, "loading the model"
+    return status == 200, _words("/health", status)
+
+
+async def serving(engine: httpx.AsyncClient) -> tuple[bool, str]:
+    """Whether it is healthy and ``/slots`` replies, and in words what it said."""
+    well, text = await healthy(engine)
+    if not well:
+        return False, text
+    status, slots = await _get(engine, "/slots")
+    if status == 200 and not isinstance(slots, list):
+        return False, "/slots does not answer with a list"
+    return status == 200, _words("/slots", status)
+
+
+async def _get(engine: httpx.AsyncClient, path: str) -> tuple[int | str, object]:
+    """Status and JSON, or in words why there is no answer."""
     try:
-        health = await engine.get("/health")
-        if health.status_code != 200:
-            loading = health.status_code == 503
-            return Seen(False, "loading the model" if loading else f"/health: {health.status_code}")
-        slots = await engine.get("/slots")
-        if slots.status_code != 200 or not isinstance(slots.json(), list):
-            return Seen(False, f"/slots answers with status {slots.status_code}")
+        response = await engine.get(path)
+        return response.status_code, response.json()
     except httpx.TimeoutException:
-        return Seen(False, f"no answer within {REPLY_LIMIT_S:g} s")
+        return f"no answer within {REPLY_LIMIT_S:g} s", None
     except httpx.HTTPError:
-        return Seen(False, "not listening yet")
+        return "not listening", None
     except ValueError:
-        return Seen(False, "/slots does not answer with JSON")
-    return Seen(True, "ready")
+        return response.status_code, None
+
+
+def _words(path: str, status: int | str) -> str:
+    return status if isinstance(status, str) else f"{path} answers with status {status}"
 
 
 async def until_ready(url: str, api_key: str, told: Callable[[str], None]) -> None:
@@ -51,11 +59,11 @@ async def until_ready(url: str, api_key: str, told: Callable[[str], None]) -> No
     pause_s, last = FIRST_PAUSE_S, ""
     async with client(url, api_key) as engine:
         while True:
-            seen = await look(engine)
-            if seen.ready:
+            ready, text = await serving(engine)
+            if ready:
                 return
-            if seen.text != last:
-                told(seen.text)
-                last = seen.text
+            if text != last:
+                told(text)
+                last = text
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)

@@ -15,12 +15,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from launcher import pid_file, process, readiness, states
+from launcher.listener import Cause, Listener, Loss
 from launcher.log_file import RotatingLog
 from launcher.states import Life
 
@@ -41,19 +42,6 @@ class EngineSpec:
     env: Callable[[str], dict[str, str]]  # the environment for an API key
     directory: Path
     start_timeout_s: float = 600.0
-
-
-class Listener(Protocol):
-    """Who is told about the engines."""
-
-    def on_starting(self, engine: str, text: str) -> None:
-        """It is on its way; ``text`` says how far."""
-
-    def on_ready(self, engine: str, url: str, api_key: str) -> Awaitable[None]:
-        """It serves. Awaited; an exception counts as a failure of the engine."""
-
-    def on_lost(self, engine: str, reason: str) -> None:
-        """It no longer serves, or did not start."""
 
 
 @dataclass(slots=True)
@@ -119,13 +107,13 @@ class Supervisor:
                 log.warning("%s: ended pid %d, left behind by an earlier run", spec.name, leftover)
             while True:
                 engine.life = states.start(engine.life, self._now())
-                reason = await self._one_life(engine)
-                engine.life = states.failed(engine.life, self._now(), reason)
-                self._listener.on_lost(spec.name, reason)
+                loss = await self._one_life(engine)
+                engine.life = states.failed(engine.life, self._now(), loss.text)
+                self._listener.on_lost(spec.name, loss)
                 await self._end(engine)
                 delay_s = states.delay_s(engine.life.failures)
-                log.warning("%s: %s; starts again in %g s", spec.name, reason, delay_s)
-                text = f"starts again in {delay_s:g} s: {reason}"
+                log.warning("%s: %s; starts again in %g s", spec.name, loss.text, delay_s)
+                text = f"starts again in {delay_s:g} s: {loss.text}"
                 self._listener.on_starting(spec.name, text)
                 await asyncio.sleep(delay_s)
         finally:
@@ -133,8 +121,8 @@ class Supervisor:
             await self._end(engine)
             engine.life = states.exited(engine.life, self._now())
 
-    async def _one_life(self, engine: _Engine) -> str:
-        """From the start of a process to the reason why it is over."""
+    async def _one_life(self, engine: _Engine) -> Loss:
+        """From the start of a process to why it is over."""
         spec = engine.spec
         port, key = _free_port(), secrets.token_urlsafe(24)
         url = f"http://127.0.0.1:{port}"
@@ -143,7 +131,7 @@ class Supervisor:
         try:
             child = process.spawn(spec.argv(port), spec.env(key), spec.directory, sink, _pids(spec))
         except OSError as error:
-            return f"could not be started: {error}"
+            return Loss(Cause.NOT_STARTED, f"could not be started: {error}")
         engine.child = child
         log.info("%s: pid %d on %s, log in %s", spec.name, child.pid, url, sink.path)
         failure = await self._until_ready(spec, child, url, key)
@@ -155,7 +143,7 @@ class Supervisor:
 
     async def _until_ready(
         self, spec: EngineSpec, child: process.Child, url: str, key: str
-    ) -> str | None:
+    ) -> Loss | None:
         """None once it is ready, else why it will not be."""
         started = self._now()
 
@@ -165,20 +153,20 @@ class Supervisor:
 
         ready = asyncio.create_task(readiness.until_ready(url, key, told))
         try:
+            either: set[asyncio.Future[Any]] = {ready, child.exit}
             await asyncio.wait(
-                {ready, child.exit},
-                timeout=spec.start_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
+                either, timeout=spec.start_timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             ready.cancel()
         if child.exit.done():
-            return _last_words(child, "while it started")
+            return Loss(Cause.NOT_STARTED, _last_words(child, "while it started"))
         if ready.done() and not ready.cancelled():
             return None
-        return f"not ready within start_timeout_s, {spec.start_timeout_s:g} s"
+        text = f"not ready within start_timeout_s, {spec.start_timeout_s:g} s"
+        return Loss(Cause.NOT_READY, text)
 
-    async def _while_ready(self, engine: _Engine, child: process.Child, url: str, key: str) -> str:
+    async def _while_ready(self, engine: _Engine, child: process.Child, url: str, key: str) -> Loss:
         """Returns the reason once the engine is gone, refused, or to be restarted."""
         assert engine.restart is not None
         accepted = asyncio.ensure_future(self._listener.on_ready(engine.spec.name, url, key))
@@ -187,13 +175,13 @@ class Supervisor:
             while True:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if child.exit.done():
-                    return _last_words(child, "while it served")
+                    return Loss(Cause.EXITED, _last_words(child, "while it served"))
                 if engine.restart.done():
-                    return f"restarted: {engine.restart.result()}"
+                    return Loss(Cause.HUNG, f"restarted: {engine.restart.result()}")
                 error = accepted.exception()
                 if error is not None:
                     log.error("%s: could not be taken into use", engine.spec.name, exc_info=error)
-                    return f"could not be taken into use: {error!r}"
+                    return Loss(Cause.REFUSED, f"could not be taken into use: {error}")
                 waiting.discard(accepted)
         finally:
             accepted.cancel()

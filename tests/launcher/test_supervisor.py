@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from launcher import states, supervisor
+from launcher.listener import Cause, Listener, Loss
 from launcher.supervisor import EngineSpec, Supervisor
 from tests.launcher import children
 
@@ -22,6 +23,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
         self.changed = asyncio.Event()
+        self.causes: list[Cause] = []
         self.refuse = False
 
     def on_starting(self, engine: str, text: str) -> None:
@@ -32,8 +34,9 @@ class Heard:
         if self.refuse:
             raise ValueError("pins do not hold")
 
-    def on_lost(self, engine: str, reason: str) -> None:
-        self._add("lost", reason)
+    def on_lost(self, engine: str, loss: Loss) -> None:
+        self._add("lost", loss.text)
+        self.causes.append(loss.cause)
 
     def _add(self, kind: str, text: str) -> None:
         self.events.append((kind, text))
@@ -89,6 +92,7 @@ def test_three_exits_then_ready(tmp_path: Path) -> None:
     heard = _run(_spec(tmp_path, "exit exit exit well"), scenario)
     lost = [text for kind, text in heard.events if kind == "lost"]
     assert lost == ["exited with code 1 while it started: error: no luck today"] * 3
+    assert heard.causes == [Cause.NOT_STARTED] * 3
     assert [kind for kind, _ in heard.events][-1] == "ready"
 
 
@@ -165,7 +169,7 @@ def test_two_do_not_run_one_engine_from_one_directory(tmp_path: Path) -> None:
     Supervisor([spec], _listener_of_nothing())._unlock()
 
 
-def _listener_of_nothing() -> supervisor.Listener:
+def _listener_of_nothing() -> Listener:
     async def make() -> Heard:
         return Heard()
 

@@ -1,0 +1,275 @@
+"""The ``slotwise`` command: the one place where profiles, engines and the proxy meet.
+
+Order of a start: everything that can be wrong with the arguments and profiles is said first, all
+of it; then the address is taken, so that ``/health`` answers at once; then the engines start.
+Order of an end: no new connections, running requests get a while, the upstream connections are
+closed, and only then the engines are ended: llama-server waits for open connections on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from launcher import argv, command_line
+from launcher.attach import Attachment
+from launcher.command_line import EXIT_FAULT, EXIT_USAGE
+from launcher.listener import Loss
+from launcher.profile import Profile, ProfileError, load_all
+from launcher.settings import AttachedServer, LaunchedServer
+from launcher.supervisor import EngineSpec, InUseError, Supervisor
+from policies.params import from_mapping
+from proxy.app import create_app
+from proxy.driver import Driver, ServedProfile
+from proxy.journal import Journal
+
+log = logging.getLogger("slotwise")
+DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
+CLOSE_LIMIT_S = 5  # then they are told, and this is for the telling
+
+
+class UsageError(Exception):
+    """Something the user can put right; one line, exit status 2."""
+
+
+class RefusedError(RuntimeError):
+    """The proxy did not take an engine into use."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    given = command_line.parser().parse_args(arguments)
+    try:
+        profiles = load_all(given.profiles, lambda policy: from_mapping(policy)[1])
+        if given.command == "check":
+            print("\n\n".join(command_line.describe(served) for served in profiles))
+            return 0
+        return _serve(given, profiles)
+    except (ProfileError, UsageError) as error:
+        for line in str(error).splitlines():
+            print(f"slotwise: {line}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAULT
+    except Exception as error:
+        log.debug("unexpected", exc_info=True)
+        told = f"{type(error).__name__}: {error}"
+        print(f"slotwise: internal error: {told} (--log-level debug tells more)", file=sys.stderr)
+        return EXIT_FAULT
+
+
+def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
+    logging.basicConfig(
+        level=given.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+    )
+    for chatty in ("httpx", "httpcore", "asyncio", "uvicorn"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.root.level))
+    _raise_fd_limit()
+    keys = _keys(profiles)
+    listening = _listen(given.host, given.port, bool(keys))
+    state_dir = given.state_dir or command_line.default_state_dir()
+    try:
+        journal = Journal(given.journal) if given.journal else None
+    except OSError as error:
+        raise UsageError(f"--journal {given.journal}: {error.strerror}") from error
+    return asyncio.run(_serve_until_signal(profiles, keys, listening, state_dir, journal))
+
+
+async def _serve_until_signal(
+    profiles: Sequence[Profile],
+    keys: dict[str, str],
+    listening: socket.socket,
+    state_dir: Path,
+    journal: Journal | None,
+) -> int:
+    driver = Driver([_served(profile) for profile in profiles], journal=journal)
+    engines = _Engines(driver, profiles, state_dir, _url(listening))
+    driver.on_engine_hung = engines.restart
+    config = uvicorn.Config(
+        create_app(driver, keys),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=DRAIN_LIMIT_S + CLOSE_LIMIT_S,
+    )
+    server = _Server(config, driver)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.end, number)
+    engines.start()
+    try:
+        await server.serve([listening])
+    finally:
+        await server.close_upstream(0)
+        await engines.stop()
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with the signals in our hands: it would raise them again at its end."""
+
+    def __init__(self, config: uvicorn.Config, driver: Driver) -> None:
+        super().__init__(config)
+        self._driver = driver
+        self._ending: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def end(self, number: signal.Signals) -> None:
+        """The first signal lets running requests end for a while, the second does not."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        wait = "again: ends at once" if self.force_exit else f"requests get {DRAIN_LIMIT_S} s"
+        log.info("%s: %s", number.name, wait)
+        if self._ending is None:
+            self._ending = asyncio.create_task(self.close_upstream(DRAIN_LIMIT_S))
+
+    async def close_upstream(self, after_s: float) -> None:
+        """Lets go of the engines; whoever still waits or reads gets an error and an end."""
+        await asyncio.sleep(after_s)
+        await self._driver.close()
+
+
+class _Engines:
+    """All engines, started by us or attached, and the driver that is told about them.
+
+    An engine has the name of its profile: one engine each.
+    """
+
+    def __init__(
+        self, driver: Driver, profiles: Sequence[Profile], state_dir: Path, url: str
+    ) -> None:
+        self._driver = driver
+        self._url = url
+        self._awaited = {profile.name for profile in profiles}
+        self._attached: dict[str, Attachment] = {}
+        specs: list[EngineSpec] = []
+        for profile in profiles:
+            server = profile.server
+            if isinstance(server, AttachedServer):
+                self._attached[profile.name] = Attachment(
+                    profile.name, server.attach, profile.engine_key, self
+                )
+            else:
+                specs.append(_spec(profile, server, state_dir))
+        try:
+            self._supervisor = Supervisor(specs, self)
+        except InUseError as error:
+            raise UsageError(str(error)) from error
+        except OSError as error:
+            raise UsageError(f"--state-dir {state_dir}: {error}") from error
+
+    def start(self) -> None:
+        self._supervisor.start()
+        for attached in self._attached.values():
+            attached.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(
+            self._supervisor.stop(), *(attached.stop() for attached in self._attached.values())
+        )
+
+    def restart(self, engine: str, reason: str) -> None:
+        if engine in self._attached:
+            self._attached[engine].restart(reason)
+        else:
+            self._supervisor.restart(engine, reason)
+
+    def on_starting(self, engine: str, text: str) -> None:
+        log.info("%s: %s", engine, text)
+        self._driver.engine_starting(engine, engine, text)
+
+    async def on_ready(self, engine: str, url: str, api_key: str) -> None:
+        if not await self._driver.engine_up(engine, engine, url, api_key or None):
+            raise RefusedError("it did not answer when it was asked what it is")
+        log.info("%s: ready", engine)
+        self._awaited.discard(engine)
+        if not self._awaited and self._url:
+            print(f"slotwise ready on {self._url}", flush=True)
+            self._url = ""  # said once, however often an engine comes back
+
+    def on_lost(self, engine: str, loss: Loss) -> None:
+        self._driver.engine_down(engine, loss.cause.value)
+
+
+def _spec(profile: Profile, server: LaunchedServer, state_dir: Path) -> EngineSpec:
+    directory = command_line.engine_dir(state_dir, profile.name)
+    files = command_line.launch_files(profile, directory)
+    return EngineSpec(
+        name=profile.name,
+        argv=lambda port: argv.launch_argv(server, profile.names, files, port),
+        env=lambda key: argv.launch_env(server, os.environ, key),
+        directory=directory,
+        start_timeout_s=server.start_timeout_s,
+    )
+
+
+def _served(profile: Profile) -> ServedProfile:
+    params, _ = from_mapping(profile.policy)
+    windows = profile.server.windows
+    return ServedProfile(
+        name=profile.name,
+        aliases=profile.aliases,
+        params=params,
+        cache_ram_mib=profile.server.cache_ram_mib,
+        kv_unified=profile.server.kv_unified,
+        windows=tuple(windows) if windows is not None else None,
+    )
+
+
+def _keys(profiles: Sequence[Profile]) -> dict[str, str]:
+    """The keys of all profiles; each opens all of them."""
+    keys: dict[str, str] = {}
+    for profile in profiles:
+        for name, key in profile.api_keys.items():
+            if keys.setdefault(name, key) != key:
+                raise UsageError(f"{profile.path}: api_keys_file: another key is called {name!r}")
+    return keys
+
+
+def _listen(host: str, port: int, has_keys: bool) -> socket.socket:
+    """A socket that is bound and listens; raises UsageError."""
+    try:
+        if not has_keys and not command_line.is_loopback(host):
+            raise UsageError(
+                f"--host {host}: expected a loopback address like 127.0.0.1, "
+                "or an api_keys_file in the profile"
+            )
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _raise_fd_limit() -> None:
+    """Each stream takes two connections; the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
