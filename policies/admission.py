@@ -16,13 +16,13 @@ def room_wanted(request: Request, params: Params) -> int:
     return min(asked, params.window.min_room)
 
 
-def fits(request: Request, window: int, largest: int, params: Params) -> bool:
-    """Whether a slot of this window may take it. The largest takes whatever the engine would:
-    a prompt shorter than its window."""
+def fits(request: Request, window: int, params: Params) -> bool:
+    """Whether a slot of this window may take it, where another has a larger one (the largest
+    takes whatever the engine would: a prompt shorter than its window)."""
     n = len(request.tokens)
     if n >= window:
         return False
-    if window == largest or not params.window.enabled:
+    if not params.window.enabled:
         return True
     return n + room_wanted(request, params) + params.window.margin <= window
 

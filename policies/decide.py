@@ -71,14 +71,15 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
             f"(prompt and answer together)",
             largest,
         )
-    need = admission.pool_need(request, params)
-    if view.pool_free is not None and need > view.pool_free:  # 2
-        return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
+    if view.pool_free is not None:  # 2
+        need = admission.pool_need(request, params)
+        if need > view.pool_free:
+            return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
     case = _Case(
         waiting,
         view,
         waited_s,
-        [admission.fits(request, s.window, largest, params) for s in view.slots],
+        [s.window == largest or admission.fits(request, s.window, params) for s in view.slots],
     )
     home: int | None = None
     if params.home.enabled:

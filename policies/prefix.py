@@ -24,13 +24,14 @@ _DIGEST_BYTES = 16
 class Tokens:
     """An immutable row of token ids (32-bit, unsigned), made for fast prefix comparison."""
 
-    __slots__ = ("_chain", "_packed")
+    __slots__ = ("_chain", "_length", "_packed")
 
     def __init__(self, packed: bytes, _chain: tuple[bytes, ...] | None = None) -> None:
         """Wrap ids that are packed already, 4 little-endian bytes each (see :func:`pack`)."""
         if len(packed) % _ID_BYTES:
             raise ValueError(f"packed ids take 4 bytes each, got {len(packed)} bytes")
         self._packed = packed
+        self._length = len(packed) // _ID_BYTES
         self._chain = _digest_chain(packed) if _chain is None else _chain
 
     @property
@@ -38,7 +39,7 @@ class Tokens:
         return self._packed
 
     def __len__(self) -> int:
-        return len(self._packed) // _ID_BYTES
+        return self._length
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokens) and self._packed == other._packed
@@ -96,6 +97,8 @@ def _digest_chain(packed: bytes) -> tuple[bytes, ...]:
 def _equal_blocks(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> int:
     """How many leading blocks are equal: equality of chained digests is monotone, so bisect."""
     low, high = 0, min(len(a), len(b))
+    if high and a[high - 1] == b[high - 1]:
+        return high  # the usual case: one goes on where the other ends
     while low < high:
         middle = (low + high + 1) // 2
         if a[middle - 1] == b[middle - 1]:

@@ -228,10 +228,13 @@ class Scheduler:
         slots = profile.slot_views(now)
         profile.line = self._line_up(profile, slots, now)
         max_running = profile.params.queue.max_running
+        slots_changed = False
         for waiter in profile.line:
             if profile.engines and len(profile.running) >= max_running:
                 waiter.hold(Hold(Reason.MAX_RUNNING, f"{max_running} requests run"), now)
                 continue
+            if slots_changed:
+                waiter.compare(profile.mirrors, profile.params)
             verdict = self._verdict(profile, waiter, slots, now)
             if isinstance(verdict, Hold):
                 waiter.hold(verdict, now)
@@ -239,7 +242,7 @@ class Scheduler:
                 self._reject(profile, waiter, verdict, now, out)
             else:
                 self._dispatch(profile, waiter, verdict, now, out)
-                slots = profile.slot_views(now)
+                slots, slots_changed = profile.slot_views(now), True
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
 
@@ -261,7 +264,6 @@ class Scheduler:
         unpinned = profile.unpinned_engine()
         if unpinned is not None:
             return _unpinned_verdict(unpinned, waiter.view.request)
-        waiter.compare(profile.mirrors, profile.params)
         view = View(slots, profile.pool_free(), profile.params)
         return decide(waiter.view, view, now - waiter.view.arrived)
 
