@@ -1,7 +1,8 @@
 """The same calls on bare engines and through slotwise: how much of every prompt was reused.
 
-Sessions of a recorded trace are interleaved; every arm gets the same calls in the same order with
-their recorded histories, on an engine of its own. Reuse is what the *engine* reports. Beside it
+Sessions of a recorded trace are interleaved (or calls of a shape that matters are made up:
+``titles``, ``newsroom``); every arm gets the same calls in the same order with their recorded
+histories, on an engine of its own. Reuse is what the *engine* reports. Beside it
 stand the two bounds on the same tokens: what N slots could reach at best, and an infinite cache.
 
     python -m bench.compare tau_airline --live 4 --slots 4 --seed 1
@@ -19,15 +20,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import orjson
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import bounds, client, engines, trace, workload
+from bench import bounds, client, engines, workload
 from bench.engines import Model, Server
 from bench.report import markdown_table, percentile
 from bench.rows import rows_of, total
 from bench.trace import Call
+from bench.workload import Moment
 
 CTX_TOKENS = 32768  # a slot's window
 CACHE_RAM_MIB = 8192  # llama-server's own default
@@ -44,13 +47,31 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """What is measured.
 
-    calls: list[Call]
+    One moment after the other, or with ``concurrent`` as many lanes as sessions are live: a lane
+    sends a session's next moment as soon as its previous one has ended.
+    """
+
+    moments: list[Moment]
     live: int
     slots: int
     concurrent: bool
     max_tokens: int
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls in the order they were drawn in."""
+        return [call for moment in self.moments for call in moment]
+
+    def lanes(self) -> list[list[list[int]]]:
+        """Per lane its moments, as numbers of calls."""
+        numbers = iter(range(len(self.calls)))
+        lanes: dict[str, list[list[int]]] = {}
+        for moment in self.moments:
+            lane = moment[0].session if self.concurrent else ""
+            lanes.setdefault(lane, []).append([next(numbers) for _ in moment])
+        return list(lanes.values())
 
 
 def arms(model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS) -> Iterator[Arm]:
@@ -74,39 +95,28 @@ def arms(model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS) ->
 async def send_all(
     server: Server, plan: Plan, progress: Progress, title: str
 ) -> tuple[list[client.Answer], float]:
-    """All answers in the order of the calls, and the wall time in seconds.
-
-    One at a time, or with ``concurrent`` each live session sends its next call as soon as its
-    previous one has ended, and a new session joins when one ends.
-    """
-    task = progress.add_task(title, total=len(plan.calls))
+    """All answers in the order of the calls, and the wall time in seconds."""
+    calls, lanes = plan.calls, plan.lanes()
+    task = progress.add_task(title, total=len(calls))
     answers: dict[int, client.Answer] = {}
-    lanes = _lanes(plan)
 
-    async def run_lane(connection: Any) -> None:
+    async def one(connection: httpx.AsyncClient, number: int) -> None:
+        request = client.body(calls[number], plan.max_tokens)
+        answers[number] = await client.chat(connection, server.url, request)
+        progress.advance(task)
+
+    async def worker(connection: httpx.AsyncClient) -> None:
         while lanes:
-            for number in lanes.pop(0):
-                request = client.body(plan.calls[number], plan.max_tokens)
-                answers[number] = await client.chat(connection, server.url, request)
-                progress.advance(task)
+            for moment in lanes.pop(0):
+                await client.together([one(connection, number) for number in moment])
 
     begun = time.perf_counter()
     async with client.connection() as connection:
-        running = plan.live if plan.concurrent else 1
-        await client.together([run_lane(connection) for _ in range(running)])
+        workers = plan.live if plan.concurrent else 1
+        await client.together([worker(connection) for _ in range(workers)])
     wall_s = time.perf_counter() - begun
     progress.remove_task(task)
-    return [answers[number] for number in range(len(plan.calls))], wall_s
-
-
-def _lanes(plan: Plan) -> list[list[int]]:
-    """Numbers of calls that follow each other: per session, or all of them in one order."""
-    if not plan.concurrent:
-        return [list(range(len(plan.calls)))]
-    sessions: dict[str, list[int]] = {}
-    for number, call in enumerate(plan.calls):
-        sessions.setdefault(call.session, []).append(number)
-    return list(sessions.values())
+    return [answers[number] for number in range(len(calls))], wall_s
 
 
 def figures(name: str, answers: Sequence[client.Answer], wall_s: float) -> dict[str, Any]:
@@ -130,15 +140,19 @@ def _whole(value: float | None) -> int | None:
 
 
 async def bound_rows(server: Server, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
-    """Both bounds, on the tokens of the engine's own template and tokenizer."""
-    task = progress.add_task("tokens for the bounds", total=len(plan.calls))
+    """Both bounds, on the tokens of the engine's own template and tokenizer.
+
+    They hold for the drawn order; calls that run together may be served in another.
+    """
+    calls = plan.calls
+    task = progress.add_task("tokens for the bounds", total=len(calls))
     prompts = []
     async with client.connection() as connection:
-        for call in plan.calls:
+        for call in calls:
             prompts.append(await client.tokens(connection, server.url, call))
             progress.advance(task)
     progress.remove_task(task)
-    rows = rows_of(prompts, [call.session for call in plan.calls])
+    rows = rows_of(prompts, [call.session for call in calls])
     prompt = total(rows)
     found = {
         f"bound: best use of {plan.slots} slots": bounds.slots(rows, plan.slots),
@@ -174,9 +188,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
-        calls = workload.interleave(trace.read(options.trace), options.live, options.seed)
+        moments = workload.moments(options.trace, options.live, options.seed)
         plan = Plan(
-            calls[: options.calls],
+            moments[: options.calls],
             options.live,
             options.slots,
             options.concurrent,
@@ -212,11 +226,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("trace", help="a trace file, or a name in SLOTWISE_TRACES")
+    add("trace", help="a trace file, a name in SLOTWISE_TRACES, titles or newsroom")
     add("--live", type=int, default=4, help="sessions live at a time (%(default)s)")
     add("--slots", type=int, default=4, help="slots of every engine (%(default)s)")
     add("--seed", type=int, default=1, help="of the order of calls (%(default)s)")
-    add("--calls", type=int, help="the first so many calls only")
+    add("--calls", type=int, help="only so many moments (calls sent together)")
     add("--concurrent", action="store_true", help="live sessions send at the same time")
     add("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
     add("--ctx", type=int, default=CTX_TOKENS, help="window of a slot, tokens (%(default)s)")

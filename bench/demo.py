@@ -30,6 +30,7 @@ from bench.engines import Model, Server
 from bench.report import percentile
 from bench.rows import rows_of, total
 from bench.trace import Call
+from bench.workload import Moment
 
 SLOTS = 4
 CTX_TOKENS = 8192  # a slot's window
@@ -63,7 +64,7 @@ def arms(model: Model, binary: str | None) -> dict[str, AbstractContextManager[S
 
 
 async def send(
-    server: Server, moments: Sequence[Sequence[Call]], result: Result, progress: Progress
+    server: Server, moments: Sequence[Moment], result: Result, progress: Progress
 ) -> None:
     """Send the calls of each moment at once; note which slot each took."""
     task = progress.add_task(result.name, total=sum(map(len, moments)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bench import workload
 from bench.trace import Call, Message
+from bench.workload import Moment
 
 TOOLS = {
     "read_file": "Read a file of the workspace. Returns its text with line numbers. Use offset and "
@@ -60,7 +61,7 @@ def _tool(name: str, what: str) -> str:
     )
 
 
-def moments(order: str = ORDER, words_per_turn: int = 180) -> list[list[Call]]:
+def moments(order: str = ORDER, words_per_turn: int = 180) -> list[Moment]:
     """Groups of calls, each group sent at one moment: a turn, and often its title job."""
     system: Message = {"role": "system", "content": head()}
     histories = {name: [system] for name in sorted(set(order))}

@@ -11,7 +11,13 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 
+from bench import trace
 from bench.trace import Call, Message
+
+Moment = list[Call]
+"""Calls that a client sends at the same time."""
+
+TITLES, NEWSROOM = "titles", "newsroom"
 
 
 def sessions(calls: Iterable[Call]) -> list[list[Call]]:
@@ -43,6 +49,18 @@ def interleave(calls: Iterable[Call], live: int, seed: int) -> list[Call]:
         if not chosen:
             running.remove(chosen)
     return order
+
+
+def moments(name: str, live: int, seed: int) -> list[Moment]:
+    """The calls of a made-up workload (``titles``, ``newsroom``) or of a trace, interleaved.
+
+    Raises :class:`bench.trace.TraceError`, and ``ValueError`` for ``live`` below 1.
+    """
+    if name == TITLES:
+        return conversations_with_titles()
+    if name == NEWSROOM:
+        return [[call] for call in newsroom()]
+    return [[call] for call in interleave(trace.read(name), live, seed)]
 
 
 # ---------------------------------------------------------------- made-up calls
@@ -81,9 +99,9 @@ def title_job(of: str, turn: int, words: int = 300) -> Call:
 
 
 def conversations_with_titles(
-    count: int = 3, turns: int = 20, words_per_turn: int = 600, title_words: int = 300
-) -> list[list[Call]]:
-    """Groups of calls that a client sends together: a turn, then the title job of that turn.
+    count: int = 3, turns: int = 20, words_per_turn: int = 300, title_words: int = 150
+) -> list[Moment]:
+    """A turn and the title job of that turn, sent together.
 
     ``count`` conversations take turns; the shape in which a bare engine without a RAM cache can
     lose every prefix, because a title job takes the slot that was used longest ago.

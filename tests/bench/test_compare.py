@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench import client, compare, engines
 from bench.compare import Arm, Plan, measure
-from bench.workload import conversation, interleave
+from bench.workload import conversation, conversations_with_titles, interleave
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)"
@@ -24,7 +24,8 @@ def model() -> engines.Model:
 
 def plan(concurrent: bool) -> Plan:
     calls = [c for n in range(2) for c in conversation(f"s{n}", 3, words_per_turn=100)]
-    return Plan(interleave(calls, 2, 1), 2, 2, concurrent=concurrent, max_tokens=4)
+    moments = [[call] for call in interleave(calls, 2, 1)]
+    return Plan(moments, 2, 2, concurrent=concurrent, max_tokens=4)
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
@@ -40,6 +41,14 @@ def test_a_bare_engine_is_measured_beside_both_bounds(
     assert 0.4 < bare["reuse"] <= optimum["reuse"] <= infinite["reuse"]
     assert bare["TTFT p50 ms"] is not None
     assert "--cache-ram 0" in result["launch"]["bare"][0]
+
+
+def test_moments_keep_their_calls_together_in_one_order_or_in_a_lane_per_conversation() -> None:
+    moments = conversations_with_titles(count=2, turns=2, words_per_turn=5)
+    one = Plan(moments, 2, 2, concurrent=False, max_tokens=4)
+    assert one.lanes() == [[[0, 1], [2, 3], [4, 5], [6, 7]]]
+    two = Plan(moments, 2, 2, concurrent=True, max_tokens=4)
+    assert two.lanes() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def test_an_engine_that_cannot_start_is_told_with_its_own_words(model: engines.Model) -> None:
