@@ -66,6 +66,7 @@ NOT_PLACED_BELOW = (
     "/api/{rest:path}",
 )
 _PASS_TIMEOUT_S = 60.0
+_ANY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -115,7 +116,9 @@ def _routes(services: Services) -> list[BaseRoute]:
     ]
     routes += [Route(path, page, methods=["GET"]) for path, page in get.items()]
     routes += [Route(path, PassOn(services, path), methods=["POST"]) for path in PASSED_ON]
-    routes += [Route(path, _not_placed) for path in NOT_PLACED + NOT_PLACED_BELOW]
+    routes += [
+        Route(path, _not_placed, methods=_ANY_METHOD) for path in NOT_PLACED + NOT_PLACED_BELOW
+    ]
     return routes
 
 

@@ -1,12 +1,14 @@
-"""Reads a request's body, up to a limit, and not a byte more.
+"""Reads a request's body up to a limit, and keeps not a byte more.
 
-The announced length is only a hint: a longer body is refused by what really comes. A client that
-stops sending, or leaves, ends the wait.
+The announced length is only a hint: a longer body is refused by what really comes. What is over the
+limit is thrown away for a few seconds before the refusal, because a connection that is closed with
+unread bytes is reset, and the client would see a broken connection in place of the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.types import Receive, Scope
 
@@ -14,6 +16,7 @@ from proxy.errors import ProxyError
 
 DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 CHUNK_TIMEOUT_S = 60.0
+DISCARD_S = 5.0
 
 
 class ClientGoneError(Exception):
@@ -30,6 +33,8 @@ async def read_body(
     """
     announced = _announced(scope)
     if announced > limit_bytes:
+        if not _waits_for_consent(scope):
+            await _discard(receive)
         raise _too_large(f"{announced}", limit_bytes)
     parts = []
     size = 0
@@ -45,6 +50,9 @@ async def read_body(
         part = message.get("body", b"")
         size += len(part)
         if size > limit_bytes:
+            parts.clear()
+            if message.get("more_body", False):
+                await _discard(receive)
             raise _too_large(f"more than {limit_bytes}", limit_bytes)
         parts.append(part)
         if not message.get("more_body", False):
@@ -53,6 +61,19 @@ async def read_body(
 
 # What is left of the body is not read, so the connection cannot be used again.
 _CLOSE = {"Connection": "close"}
+
+
+async def _discard(receive: Receive) -> None:
+    """Throw away what still comes, for a while; the rest is cut off with the connection."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while (await receive()).get("more_body", False):
+                pass
+
+
+def _waits_for_consent(scope: Scope) -> bool:
+    """A client that asks first (``Expect: 100-continue``) has not sent its body yet."""
+    return any(name == b"expect" for name, _ in scope["headers"])
 
 
 def _announced(scope: Scope) -> int:

@@ -23,6 +23,7 @@ CLOSE_TIMEOUT_S = 1.0
 OFF_LOOP_BYTES = 256 * 1024
 """JSON longer than this is parsed in a thread, so that other streams keep flowing."""
 
+_KEPT_CONNECTIONS = 4
 _MAX_ERROR_BYTES = 1024 * 1024
 
 
@@ -43,7 +44,9 @@ class EngineClient:
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
+            limits=httpx.Limits(
+                max_keepalive_connections=_KEPT_CONNECTIONS, keepalive_expiry=KEEPALIVE_EXPIRY_S
+            ),
             trust_env=False,
         )
         self._streams = httpx.AsyncClient(
@@ -145,7 +148,7 @@ class UpstreamStream:
         self.content_type = response.headers.get("content-type", "application/json")
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body's bytes as they arrive; raises :class:`EngineUnreachableError` if it breaks off."""
+        """The body as it arrives; raises :class:`EngineUnreachableError` if it breaks off."""
         try:
             async for chunk in self._response.aiter_raw():
                 yield chunk

@@ -96,7 +96,7 @@ class Forwarding:
                 self._note(seen)
                 await self._pass_on(upstream, data)
         except EngineUnreachableError:
-            if not seen.done:
+            if not seen.done and seen.error is None:
                 raise
         await self._pass_on(upstream, reader.finish())
         if not seen.done:

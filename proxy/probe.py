@@ -16,6 +16,14 @@ from proxy.errors import EngineUnreachableError, UpstreamError
 
 _TIMEOUT_S = 60.0
 _ENOUGH_TOKENS = 24
+_BAD_ANSWERS = (
+    EngineUnreachableError,
+    UpstreamError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
 _SLACK_TOKENS = 4  # a model may compute its last tokens again
 
 
@@ -37,11 +45,12 @@ async def probe(engine: EngineClient) -> ProbeResult:
         props = await engine.props()
         slots = await engine.slots()
         windows = _windows(props, slots)
-    except (EngineUnreachableError, UpstreamError, LookupError, TypeError, ValueError) as error:
+        busy = any(slot.get("is_processing") for slot in slots)
+    except _BAD_ANSWERS as error:
         return ProbeResult(False, False, f"the engine cannot be asked: {error}")
     if not windows:
         return ProbeResult(False, False, "the engine has no slots")
-    if any(slot.get("is_processing") for slot in slots):
+    if busy:
         # Without pins nothing is ever pinned to a slot that somebody else keeps busy.
         text = "not probed: the engine is at work for another client"
         return ProbeResult(True, False, text, windows, props, idle=False)
@@ -73,19 +82,23 @@ async def _try_pins(engine: EngineClient, n_slots: int) -> str | None:
         grown = await _pinned(engine, first + other[:8], last)
         slots = await engine.slots()
         await _erase(engine, {0, last})
-    except (EngineUnreachableError, UpstreamError, LookupError, TypeError, ValueError) as error:
-        return f"the probe failed: {error}"
+        return _fault(grown, slots, last, len(first))
+    except _BAD_ANSWERS as error:
+        return f"the probe failed: {error!r}"
+
+
+def _fault(grown: dict[str, Any], slots: Any, last: int, n_first: int) -> str | None:
+    """What the grown prompt's answer and the slots say; raises for answers of another shape."""
     used = grown.get("id_slot", last)
     if used != last:
         return f"a request pinned to slot {last} was run on slot {used}: pins do not hold"
     cached = int(grown["timings"]["cache_n"])
-    if cached < len(first) - _SLACK_TOKENS:
+    if cached < n_first - _SLACK_TOKENS:
         return (
-            f"slot {last} kept {cached} of {len(first)} tokens for the next turn: idle slots are "
+            f"slot {last} kept {cached} of {n_first} tokens for the next turn: idle slots are "
             "cleared (start the engine with -np N, --no-kv-unified and --no-cache-idle-slots)"
         )
-    shown: dict[str, Any] = next((slot for slot in slots if slot["id"] == last), {})
-    if shown.get("n_prompt_tokens", 1) == 0:
+    if {slot["id"]: slot for slot in slots}[last].get("n_prompt_tokens", 1) == 0:
         return f"/slots shows slot {last} empty after a request pinned to it"
     return None
 
