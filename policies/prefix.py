@@ -19,6 +19,7 @@ BLOCK_TOKENS = 256
 _ID_BYTES = 4
 _BLOCK_BYTES = BLOCK_TOKENS * _ID_BYTES
 _DIGEST_BYTES = 16
+_XOR_BYTES = 128
 
 
 class Tokens:
@@ -110,12 +111,20 @@ def _equal_blocks(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> int:
 
 def _lcp_within(a: bytes, b: bytes) -> int:
     """The same for two rows of at most one block, by the lowest bit in which they differ."""
-    n = min(len(a), len(b))
-    difference = int.from_bytes(a[:n], "little") ^ int.from_bytes(b[:n], "little")
+    start, length = 0, min(len(a), len(b))
+    while length > _XOR_BYTES:  # halves of whole ids: an XOR of the rest is cheap
+        half = length // (2 * _ID_BYTES) * _ID_BYTES
+        if a[start : start + half] == b[start : start + half]:
+            start += half
+            length -= half
+        else:
+            length = half
+    end = start + length
+    difference = int.from_bytes(a[start:end], "little") ^ int.from_bytes(b[start:end], "little")
     if not difference:
-        return n // _ID_BYTES
+        return end // _ID_BYTES
     lowest_bit = (difference & -difference).bit_length() - 1
-    return lowest_bit // (8 * _ID_BYTES)
+    return start // _ID_BYTES + lowest_bit // (8 * _ID_BYTES)
 
 
 EMPTY = Tokens(b"")
