@@ -14,7 +14,7 @@ DEV_STAMP := $(VENV)/.stamp-dev
 help: ## what can be made
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-run: $(RUN_STAMP) ## serve a small model on the CPU at http://127.0.0.1:$(PORT)
+run: $(RUN_STAMP) ## serve a small model on the CPU (PORT=8000)
 	@echo "Serving the profile 'demo' (configs/demo.yaml) at http://127.0.0.1:$(PORT); Ctrl-C ends it."
 	@$(BIN)/slotwise serve demo --port $(PORT)
 

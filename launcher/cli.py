@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from proxy.journal import Journal
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
+SAME_SIGNAL_S = 0.5  # make, shells and service managers pass one signal on twice
 CLOSE_LIMIT_S = 5  # then they are told, and this is for the telling
 
 
@@ -128,6 +130,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._driver = driver
         self._ending: asyncio.Task[None] | None = None
+        self._first_signal_at: float | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -135,6 +138,10 @@ class _Server(uvicorn.Server):
 
     def end(self, number: signal.Signals) -> None:
         """The first signal lets running requests end for a while, the second does not."""
+        first_at, now = self._first_signal_at, time.monotonic()
+        self._first_signal_at = now if first_at is None else first_at
+        if first_at is not None and now - first_at < SAME_SIGNAL_S:
+            return
         self.force_exit = self.should_exit
         self.should_exit = True
         wait = "again: ends at once" if self.force_exit else f"requests get {DRAIN_LIMIT_S} s"
@@ -255,8 +262,11 @@ def _listen(host: str, port: int, has_keys: bool) -> socket.socket:
             )
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
+    except socket.gaierror as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    except OSError as error:
+        told = os.strerror(error.errno) if error.errno else str(error)
+        raise UsageError(f"cannot listen on {host} port {port}: {told}") from error
 
 
 def _url(listening: socket.socket) -> str:

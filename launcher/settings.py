@@ -35,7 +35,7 @@ class LaunchedServer(_Section):
     """A llama-server that slotwise starts."""
 
     binary: str = Field(
-        EMBEDDED,
+        default=EMBEDDED,
         min_length=1,
         description="embedded, or the name or path of a llama-server",
     )
@@ -46,36 +46,42 @@ class LaunchedServer(_Section):
         le=2**31 - 1,
         description="the tokens of all slots together, 256 or more",
     )
-    kv_unified: bool = Field(False, description="true or false")
+    kv_unified: bool = Field(default=False, description="true or false")
     windows: list[Annotated[int, Field(strict=True, ge=MIN_WINDOW)]] | None = Field(
-        None,
+        default=None,
         description="a list of tokens per slot, each 256 or more",
     )
-    cache_ram_mib: Whole = Field(0, ge=-1, description="MiB, 0 for none, -1 for no limit")
-    cache_reuse: Whole = Field(0, ge=0, description="a number of tokens, 0 for off")
-    swa_full: bool = Field(False, description="true or false")
-    batch_size: Whole = Field(512, ge=1, le=65536, description="a number of tokens, 1 to 65536")
+    cache_ram_mib: Whole = Field(default=0, ge=-1, description="MiB, 0 for none, -1 for no limit")
+    cache_reuse: Whole = Field(default=0, ge=0, description="a number of tokens, 0 for off")
+    swa_full: bool = Field(default=False, description="true or false")
+    batch_size: Whole = Field(
+        default=512, ge=1, le=65536, description="a number of tokens, 1 to 65536"
+    )
     ubatch_size: Whole | None = Field(
-        None,
+        default=None,
         ge=1,
         le=65536,
         description="a number of tokens, 1 to 65536",
     )
-    threads: Whole | None = Field(None, ge=1, le=512, description="a number of threads, 1 to 512")
+    threads: Whole | None = Field(
+        default=None, ge=1, le=512, description="a number of threads, 1 to 512"
+    )
     gpu_layers: Whole | Literal["auto", "all"] | None = Field(
-        None,
+        default=None,
         description="a number of layers, auto or all",
     )
     flash_attn: Annotated[Literal["on", "off", "auto"] | None, BeforeValidator(_word_of_switch)] = (
-        Field(None, description="on, off or auto")
+        Field(default=None, description="on, off or auto")
     )
-    cache_type_k: CacheType | None = Field(None, description=f"one of {CACHE_TYPES}")
-    cache_type_v: CacheType | None = Field(None, description=f"one of {CACHE_TYPES}")
-    mmproj: str | None = Field(None, min_length=1, description="the path of a GGUF file")
-    draft_model: str | None = Field(None, min_length=1, description="the path of a GGUF file")
+    cache_type_k: CacheType | None = Field(default=None, description=f"one of {CACHE_TYPES}")
+    cache_type_v: CacheType | None = Field(default=None, description=f"one of {CACHE_TYPES}")
+    mmproj: str | None = Field(default=None, min_length=1, description="the path of a GGUF file")
+    draft_model: str | None = Field(
+        default=None, min_length=1, description="the path of a GGUF file"
+    )
     extra_args: list[str] = Field(default_factory=list, description="a list of texts")
     env: dict[str, str] = Field(default_factory=dict, description="texts by name")
-    start_timeout_s: float = Field(600, gt=0, le=86400, description="seconds, up to 86400")
+    start_timeout_s: float = Field(default=600, gt=0, le=86400, description="seconds, up to 86400")
 
 
 class AttachedServer(_Section):
@@ -89,11 +95,11 @@ class AttachedServer(_Section):
     kv_unified: bool = Field(description="true or false, as the server was started")
     cache_ram_mib: Whole = Field(ge=-1, description="its --cache-ram in MiB, 0 for none")
     windows: list[Annotated[int, Field(strict=True, ge=MIN_WINDOW)]] | None = Field(
-        None,
+        default=None,
         description="a list of tokens per slot, each 256 or more",
     )
     api_key_file: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="the path of a file that holds the server's API key",
     )
@@ -108,7 +114,7 @@ class ProfileFile(_Section):
     policy: dict[str, Any] = Field(default_factory=dict, description="a section")
     memory: dict[str, Any] = Field(default_factory=dict, description="a section")
     api_keys_file: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="the path of a YAML file with a key by name",
     )

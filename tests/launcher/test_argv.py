@@ -1,0 +1,114 @@
+"""The launch line states all that pinning relies on, and a profile cannot break it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import argv
+from launcher.settings import LaunchedServer
+
+FILES = argv.LaunchFiles(Path("/m/model.gguf"), Path("/s/slots"))
+HEAD = "-m /m/model.gguf --alias demo,other --host 127.0.0.1 --port 4711"
+TAIL = "--slot-save-path /s/slots/ --metrics --slots"
+
+
+def _line(files: argv.LaunchFiles = FILES, **server: Any) -> str:
+    given: dict[str, Any] = {
+        "binary": "llama-server",
+        "model": "m",
+        "parallel": 4,
+        "ctx_size": 8192,
+    } | server
+    line = argv.launch_argv(LaunchedServer(**given), ["demo", "other"], files, 4711)
+    assert line[0] == "llama-server"
+    return " ".join(line[1:])
+
+
+def test_the_plain_line() -> None:
+    assert _line() == (
+        f"{HEAD} -np 4 -c 8192 --no-kv-unified --no-cache-idle-slots --cont-batching "
+        f"--cache-prompt -sps 0 --cache-ram 0 --cache-reuse 0 --ctx-checkpoints 32 --fit off "
+        f"-b 512 {TAIL}"
+    )
+
+
+def test_the_line_with_everything() -> None:
+    files = argv.LaunchFiles(FILES.model, FILES.slots, Path("/m/eye.gguf"), Path("/m/draft.gguf"))
+    assert _line(
+        files,
+        kv_unified=True,
+        cache_ram_mib=2048,
+        cache_reuse=256,
+        swa_full=True,
+        batch_size=1024,
+        ubatch_size=256,
+        threads=2,
+        gpu_layers="all",
+        flash_attn="on",
+        cache_type_k="q8_0",
+        cache_type_v="q8_0",
+        extra_args=["--no-warmup"],
+    ) == (
+        f"{HEAD} -np 4 -c 8192 --kv-unified --no-cache-idle-slots --cont-batching "
+        f"--cache-prompt -sps 0.1 --cache-ram 2048 --cache-reuse 256 --ctx-checkpoints 32 "
+        f"--fit off -b 1024 -ub 256 -t 2 -ngl all -fa on -ctk q8_0 -ctv q8_0 "
+        f"--mmproj /m/eye.gguf -md /m/draft.gguf --swa-full {TAIL} --no-warmup"
+    )
+
+
+def test_a_ram_cache_without_limit_counts_as_one() -> None:
+    assert "-sps 0.1 --cache-ram -1" in _line(cache_ram_mib=-1)
+
+
+def test_the_embedded_engine_gets_the_same_flags() -> None:
+    server = LaunchedServer(model="m", parallel=4, ctx_size=8192)
+    line = argv.launch_argv(server, ["demo", "other"], FILES, 4711)
+    assert line[:4] == [sys.executable, "-P", "-m", "launcher.embedded"]
+    assert " ".join(line[4:]) == _line()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("-np", "--parallel", "-c", "--ctx-size", "--kv-unified", "-no-kvu", "--cache-ram"),
+        *("--cache-idle-slots", "--no-cache-prompt", "--no-cont-batching", "-nocb", "-sps"),
+        *("--slot-prompt-similarity", "--host", "--port", "--api-key", "--api-key-file"),
+        *("--slot-save-path", "--no-slots", "--sleep-idle-seconds", "--api-prefix"),
+        *("--embedding", "--embeddings", "--reranking", "--lora-init-without-apply"),
+        *("--context-shift", "--fit", "-hf", "--model", "--swa-full", "--batch-size"),
+    ],
+)
+def test_an_argument_that_breaks_the_line_is_refused_in_every_spelling(given: str) -> None:
+    spellings = [given, f"{given}=1"]
+    if given.startswith("--"):
+        spellings.append("--" + given[2:].replace("-", "_"))
+    for spelling in spellings:
+        (fault,) = argv.extra_args_faults(["--no-warmup", spelling])
+        assert fault.startswith(f"extra_args[1]: '{spelling}' is refused: ")
+
+
+def test_an_argument_that_changes_nothing_here_is_let_through() -> None:
+    assert argv.extra_args_faults(["--no-warmup", "-lv", "4", "--lora", "a.gguf"]) == []
+
+
+def test_the_engine_gets_its_key_by_the_environment_and_no_other_settings() -> None:
+    server = LaunchedServer(
+        binary="llama-server", model="m", parallel=1, ctx_size=256, env={"MINE": "1"}
+    )
+    inherited = {"PATH": "/bin", "LLAMA_ARG_N_PARALLEL": "9", "LLAMA_API_KEY": "old"}
+    env = argv.launch_env(server, inherited, "new")
+    assert env == {"PATH": "/bin", "MINE": "1", "LLAMA_API_KEY": "new"}
+
+
+def test_the_key_is_not_on_the_command_line() -> None:
+    assert "--api-key" not in _line()
+
+
+def test_llama_cpp_settings_in_the_environment_are_refused() -> None:
+    assert (
+        len(argv.env_faults(["LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "CUDA_VISIBLE_DEVICES"])) == 2
+    )

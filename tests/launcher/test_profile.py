@@ -1,0 +1,247 @@
+"""A profile is right, or every fault in it is told at once, with its path."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher import gguf_header, profile
+from launcher.profile import Profile, ProfileError
+from launcher.settings import AttachedServer
+
+
+def _no_policy_faults(policy: Mapping[str, Any]) -> list[str]:
+    return [f"policy.{name}: bad" for name in policy if name == "bad"]
+
+
+def _gguf(path: Path, window: int | None = None, context: int = 4096) -> Path:
+    """A GGUF header without tensors."""
+    keys = {"llama.context_length": context}
+    if window is not None:
+        keys["llama.attention.sliding_window"] = window
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys) + 2)
+    data += text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    data += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc")
+    for key, value in keys.items():
+        data += text(key) + struct.pack("<II", 4, value)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> dict[str, Any]:
+    """A profile without a fault, as data."""
+    _gguf(tmp_path / "model.gguf")
+    return {"name": "one", "server": {"model": "model.gguf", "parallel": 4, "ctx_size": 8192}}
+
+
+def _load(directory: Path, *profiles: Any) -> list[Profile]:
+    paths = []
+    for number, data in enumerate(profiles):
+        path = directory / f"p{number}.yaml"
+        path.write_text(data if isinstance(data, str) else yaml.safe_dump(data))
+        paths.append(str(path))
+    return profile.load_all(paths, _no_policy_faults)
+
+
+def _faults(directory: Path, *profiles: Any) -> list[str]:
+    """The faults, without the directory they name."""
+    with pytest.raises(ProfileError) as raised:
+        _load(directory, *profiles)
+    return [fault.replace(f"{directory}/", "") for fault in raised.value.faults]
+
+
+def test_the_defaults_of_a_short_profile(tmp_path: Path, plain: dict[str, Any]) -> None:
+    (one,) = _load(tmp_path, plain)
+    assert one.windows == [2048] * 4
+    assert one.model == (tmp_path / "model.gguf").resolve()
+    assert (one.server.cache_ram_mib, one.server.kv_unified, one.names) == (0, False, ("one",))
+
+
+def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
+    data = {
+        "name": "-x",
+        "aliases": ["ok", 3],
+        "nope": 1,
+        "server": {
+            "model": "gone.gguf",
+            "parallel": "4",
+            "gpu_layers": "many",
+            "flash_attn": "perhaps",
+            "env": {"A": 3, "LLAMA_ARG_X": "1"},
+            "extra_args": ["-np", "3"],
+            "unknown": 1,
+        },
+        "policy": {"bad": 1},
+        "memory": {"floor_gib": 8},
+        "api_keys_file": "gone.yaml",
+    }
+    faults = [fault.removeprefix("p0.yaml: ") for fault in _faults(tmp_path, data)]
+    assert [fault.split(": ")[0] for fault in faults] == [
+        "name",
+        "aliases[1]",
+        "nope",
+        "server.parallel",
+        "server.ctx_size",
+        "server.gpu_layers",
+        "server.flash_attn",
+        "server.env.A",
+        "server.unknown",
+        "server.model",
+        "server.env.LLAMA_ARG_X",
+        "server.extra_args[0]",
+        "policy.bad",
+        "memory.floor_gib",
+        "api_keys_file",
+    ]
+    assert faults[3] == "server.parallel: expected a number of slots, 1 to 256, got '4'"
+    assert faults[4].endswith("256 or more, got nothing")
+    assert "unknown key, expected one of name, aliases, server" in faults[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"ctx_size": 512}, "server.ctx_size: expected at least 256 for each of 4 slots, 1024"),
+        ({"ctx_size": 32768}, "server.ctx_size: expected at most 16384, 4096 (the model's own)"),
+        ({"ubatch_size": 1024}, "server.ubatch_size: expected at most batch_size, 512, got 1024"),
+        ({"windows": [256] * 4}, "server.windows: expected none without kv_unified"),
+        ({"kv_unified": True, "windows": [256]}, "server.windows: expected 4 numbers, one a slot"),
+        (
+            {"kv_unified": True, "windows": [4096] * 4},
+            "server.windows: expected a sum of at most ctx_size, 8192",
+        ),
+        ({"mmproj": "gone"}, "server.mmproj: expected the path of a GGUF file, got 'gone'"),
+        ({"binary": "no-such-llama"}, "server.binary: expected the name or path of a program"),
+        ({"model": "embedded:huge"}, "server.model: expected a path or one of embedded:gemma3"),
+        ({"model": "p0.yaml"}, "server.model: expected a GGUF file, got 'p0.yaml': not a GGUF"),
+        ({"extra_args": ["--foo"]}, "server.extra_args: the embedded engine says: invalid arg"),
+        ({"parallel": True}, "server.parallel: expected a number of slots, 1 to 256, got True"),
+        ({"start_timeout_s": 0}, "server.start_timeout_s: expected seconds, up to 86400, got 0"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(
+    tmp_path: Path, plain: dict[str, Any], change: dict[str, Any], told: str
+) -> None:
+    plain["server"] |= change
+    (fault,) = _faults(tmp_path, plain)
+    assert fault.startswith(f"p0.yaml: {told}")
+
+
+def test_cache_reuse_is_refused_with_a_sliding_window_and_with_images(
+    tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    _gguf(tmp_path / "swa.gguf", window=512)
+    plain["server"] |= {"model": "swa.gguf", "mmproj": "model.gguf", "cache_reuse": 256}
+    faults = _faults(tmp_path, plain)
+    assert [fault.split(", got")[0] for fault in faults] == [
+        "p0.yaml: server.cache_reuse: expected 0 with an mmproj",
+        "p0.yaml: server.cache_reuse: expected 0 for a model with a sliding window (512 tokens)",
+    ]
+
+
+def test_a_sliding_window_without_swa_full_is_a_note(tmp_path: Path, plain: dict[str, Any]) -> None:
+    _gguf(tmp_path / "model.gguf", window=512)
+    (one,) = _load(tmp_path, plain)
+    assert "sliding window of 512 tokens" in one.notes[0]
+    plain["server"]["swa_full"] = True
+    assert _load(tmp_path, plain)[0].notes == ()
+
+
+def test_a_window_is_padded_as_llama_cpp_pads_it(tmp_path: Path, plain: dict[str, Any]) -> None:
+    plain["server"] |= {"ctx_size": 3000, "parallel": 2}
+    assert _load(tmp_path, plain)[0].windows == [1536, 1536]
+
+
+def test_yaml_on_and_off_are_words(tmp_path: Path, plain: dict[str, Any]) -> None:
+    text = yaml.safe_dump(plain).replace("parallel:", "flash_attn: off\n  parallel:")
+    (one,) = _load(tmp_path, text)
+    assert not isinstance(one.server, AttachedServer)
+    assert one.server.flash_attn == "off"
+
+
+def test_an_attached_server_declares_what_it_does_not_tell(tmp_path: Path) -> None:
+    data = {"name": "far", "server": {"attach": "http://127.0.0.1:8080/v1"}}
+    faults = _faults(tmp_path, data)
+    assert [fault.split(": ")[1] for fault in faults] == [
+        "server.attach",
+        "server.parallel",
+        "server.kv_unified",
+        "server.cache_ram_mib",
+    ]
+
+
+def test_an_attached_server_may_have_a_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("# of the engine\nsecret-key\n")
+    server = {"attach": "http://127.0.0.1:8080", "parallel": 4, "kv_unified": False}
+    server |= {"cache_ram_mib": 0, "api_key_file": "key"}
+    (far,) = _load(tmp_path, {"name": "far", "server": server})
+    assert far.engine_key == "secret-key"
+    assert "secret-key" not in repr(far)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [1", "line 1, column 6: "),
+        ("name: a\nname: b\n", "line 2, column 1: the key 'name' is given twice"),
+        ("- 1\n", "expected a mapping (key: value), got list"),
+        ("", "expected a mapping (key: value), got NoneType"),
+        ("a: \x00", ""),
+        ("? [1]\n: 2\n", ""),
+        ("!!python/object:os.system {}\n", ""),
+    ],
+)
+def test_what_is_not_a_yaml_mapping_is_one_line(tmp_path: Path, text: str, told: str) -> None:
+    (fault,) = _faults(tmp_path, text)
+    assert fault.startswith(f"p0.yaml: {told}")
+    assert "\n" not in fault
+
+
+def test_a_missing_profile_names_those_that_come_along(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="expected a YAML file, or one of demo, tiny"):
+        profile.load_all(["nosuch"], _no_policy_faults)
+
+
+def test_a_name_used_twice_is_a_fault(tmp_path: Path, plain: dict[str, Any]) -> None:
+    other = plain | {"name": "two", "aliases": ["one"]}
+    assert _faults(tmp_path, plain, other) == [
+        "p1.yaml: name or alias 'one' is used twice, also in p0.yaml"
+    ]
+
+
+def test_keys_are_read_by_name_and_never_shown(tmp_path: Path, plain: dict[str, Any]) -> None:
+    plain["api_keys_file"] = "keys.yaml"
+    (tmp_path / "keys.yaml").write_text("alice: alice-key-1\nbob: bob-key-22\n")
+    assert _load(tmp_path, plain)[0].api_keys == {"alice": "alice-key-1", "bob": "bob-key-22"}
+    (tmp_path / "keys.yaml").write_text("alice: short\nbob: 123456789\n")
+    faults = _faults(tmp_path, plain)
+    assert [fault.split(": ")[3] for fault in faults] == ["alice", "bob"]
+    assert not any("short" in fault or "123456789" in fault for fault in faults)
+
+
+def test_the_profiles_that_come_along_have_no_fault() -> None:
+    from policies.params import from_mapping
+
+    names = profile.brought()
+    assert {"demo", "tiny"} <= set(names)
+    loaded = profile.load_all(["tiny"], lambda policy: from_mapping(policy)[1])
+    assert loaded[0].windows == [32768] * 4
+
+
+@pytest.mark.parametrize("cut", [3, 12, 40, 60, 100])
+def test_a_header_that_ends_too_soon_is_told(tmp_path: Path, cut: int) -> None:
+    whole = _gguf(tmp_path / "model.gguf", window=512)
+    assert gguf_header.read(whole) == gguf_header.Header("llama", 4096, 512)
+    whole.write_bytes(whole.read_bytes()[:cut])
+    with pytest.raises(gguf_header.HeaderError):
+        gguf_header.read(whole)
