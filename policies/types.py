@@ -24,6 +24,7 @@ class Rule(StrEnum):
 
     HOME = "home"  # its conversation's slot
     BRANCH = "branch"  # an edit or a regeneration of what a slot holds
+    SESSION = "session"  # its session's slot, though the prompt changed
     GUEST = "guest"  # short, shares little: a place that costs nobody much
     NEW = "new"  # an empty slot
     AFFINITY = "affinity"  # least seconds, what is destroyed included
@@ -44,6 +45,14 @@ class Reason(StrEnum):
     POOL = "pool"  # the unified KV pool has no room beside what runs
 
 
+class Section(NamedTuple):
+    """A part of a prompt. Sections come in order and cover it from the first token on."""
+
+    name: str  # tools | system | user | assistant | tool | template
+    message: int  # its index in the request; -1: none
+    end: int  # token position just past it
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt that wants a slot. ``first_user_end`` is a token position, see continuation.py."""
@@ -57,6 +66,9 @@ class Request:
     stream: bool
     key: str  # who asks: the key's name, else the client's address
     cache_prompt: bool = True
+    session: str = ""  # opaque id of its conversation; empty: not known
+    kind: str = "chat"  # agent | chat | side | summary | raw
+    sections: tuple[Section, ...] = ()
 
 
 class Match(NamedTuple):

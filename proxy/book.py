@@ -39,6 +39,16 @@ class Running:
     rule: Rule
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a prompt's tokens were held when it was placed, see :class:`proxy.events.Dispatch`."""
+
+    here: int = 0
+    tail: int = 0
+    elsewhere: int = 0
+    displaces: str | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
     """A waiting request and how it compares with every slot of its profile."""
@@ -151,6 +161,22 @@ class Profile:
         running = self.running[request.id]
         whole_s = run_s(self.params.cost, running.expected, len(request.tokens), request.max_tokens)
         return max(0.0, whole_s - (now - running.started))
+
+    def held_for(self, matches: list[Match], slot: int) -> Held:
+        """What the slots hold of a prompt that is about to be placed on one of them."""
+        content = self.mirrors[slot].content
+        match = matches[slot]
+        others = (
+            min(m.lcp, mirror.content.held)
+            for m, mirror in zip(matches, self.mirrors, strict=True)
+            if mirror is not self.mirrors[slot]
+        )
+        return Held(
+            here=min(match.lcp, content.held),
+            tail=content.tail if match.covers and content.held == len(content.view) else 0,
+            elsewhere=max(others, default=0),
+            displaces=content.request if match.kind in ("kin", "stranger") else None,
+        )
 
     def pool_free(self) -> int | None:
         """Tokens of the unified pool beside what runs. None: there is no pool, or nothing runs,

@@ -134,6 +134,10 @@ class Dispatch:
     wait_reason: Reason  # what it waited for last
     max_tokens: int | None  # cut to the room; None: as asked
     why: str
+    here: int = 0  # tokens of the prompt that the slot held, by known ids
+    tail: int = 0  # generated tokens behind them, of unknown ids
+    elsewhere: int = 0  # most tokens of the prompt that another slot held
+    displaces: str | None = None  # request whose content, another conversation's, is replaced
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from policies.prefix import EMPTY, Tokens, lcp
-from policies.types import Request
+from policies.types import Request, Section
 from proxy.events import Action, Event, RequestArrived
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,8 @@ class _Prompts:
         earlier = self._last[told["like"]] if told["shared"] else EMPTY
         rest = b64decode(told["rest"], validate=True)
         tokens = Tokens(earlier.packed[: told["shared"] * _ID_BYTES] + rest)
-        request = Request(**{**fields, "tokens": tokens})
+        sections = tuple(Section(*told) for told in fields["sections"])
+        request = Request(**{**fields, "tokens": tokens, "sections": sections})
         self._remember(request)
         return request
 

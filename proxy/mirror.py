@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from policies.prefix import EMPTY, Tokens
@@ -32,6 +32,8 @@ class _Content:
     guest: bool = False
     turns: int = 0
     last_used: float = 0.0
+    request: str | None = None  # whose prompt the view is
+    session: str = ""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class SlotMirror:
                 guest=rule is Rule.GUEST,
                 turns=max(request.turns, old.turns + 1 if continues else 1),
                 last_used=now,
+                request=request.id,
+                session=request.session,
             )
         )
         self.request = request
@@ -130,13 +134,11 @@ class SlotMirror:
         last_used: float | None = None,
     ) -> None:
         c = self.content
-        self.content = _Content(
-            c.view,
-            c.held if held is None else held,
-            c.tail if tail is None else tail,
-            c.guest,
-            c.turns,
-            c.last_used if last_used is None else last_used,
+        self.content = replace(
+            c,
+            held=c.held if held is None else held,
+            tail=c.tail if tail is None else tail,
+            last_used=c.last_used if last_used is None else last_used,
         )
 
     def _enter(self, state: SlotState, now: float) -> None:

@@ -19,7 +19,7 @@ from policies.admission import pool_need
 from policies.decide import View, decide
 from policies.params import Params
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
-from proxy.book import Engine, Profile, Running, Waiter
+from proxy.book import Engine, Held, Profile, Running, Waiter
 from proxy.events import (
     Action,
     AskSlots,
@@ -273,6 +273,7 @@ class Scheduler:
         request = waiter.view.request
         del profile.waiters[request.id]
         mirror: SlotMirror | None = None
+        held = Held()
         if place.slot == UNPINNED:
             engine = profile.unpinned_engine()
             assert engine is not None
@@ -284,9 +285,11 @@ class Scheduler:
             engine = profile.engines[slot.engine]
             if engine.pool is not None:
                 _make_room(engine, engine.pool, mirror, request, profile.params)
-            if place.rule is Rule.HOME and not waiter.view.matches[place.slot].same:
+            match = waiter.view.matches[place.slot]
+            if place.rule is Rule.HOME and not match.same:
                 profile.saw_gap(waiter.view.arrived - mirror.content.last_used)
-            mirror.begin(request, place.rule, waiter.view.matches[place.slot], now)
+            held = profile.held_for(waiter.view.matches, place.slot)
+            mirror.begin(request, place.rule, match, now)
         profile.running[request.id] = Running(
             request, engine, mirror, now, place.expected_cached, place.rule
         )
@@ -301,6 +304,10 @@ class Scheduler:
                 wait_reason=waiter.reason,
                 max_tokens=place.max_tokens,
                 why=place.why,
+                here=held.here,
+                tail=held.tail,
+                elsewhere=held.elsewhere,
+                displaces=held.displaces,
             )
         )
 
