@@ -136,7 +136,7 @@ def run(model: Model, binary: str | None, console: Console) -> tuple[list[Result
 def call_table(results: Sequence[Result]) -> Table:
     """One line per call, the arms side by side."""
     arms = ", ".join(f"({n}) {result.name}" for n, result in enumerate(results, 1))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"every call: {arms}")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, title=f"every call: {arms}")
     table.add_column("\ncall", no_wrap=True)
     table.add_column("\nprompt", justify="right")
     for n, result in enumerate(results, 1):
@@ -160,7 +160,7 @@ def call_table(results: Sequence[Result]) -> Table:
 
 def summary_table(results: Sequence[Result], optimum: float, infinite: float) -> Table:
     """One line per arm, then the bounds."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title="in all")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="in all")
     table.add_column("arm")
     for name in ("prompt", "cached", "reuse", "wall s", "TTFT ms turns", "TTFT ms titles"):
         table.add_column(name, justify="right")
