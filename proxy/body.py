@@ -36,7 +36,7 @@ async def read_body(
         if not _waits_for_consent(scope):
             await _discard(receive)
         raise _too_large(f"{announced}", limit_bytes)
-    parts = []
+    parts: list[bytes] = []
     size = 0
     while True:
         try:

@@ -41,6 +41,7 @@ class Forwarding:
         self._queue = driver.profiles[request.profile].params.queue
         self._guard = asyncio.timeout(None)
         self._silent_until = 0.0
+        self._last_bound = False  # what ends next is the request's whole time
         self._writing = False
         self._progress: Progress | None = None
         self._first_token = False
@@ -146,8 +147,8 @@ class Forwarding:
         """Wait this long for the next byte; not streamed: for the answer, as long as it lives."""
         loop_now = asyncio.get_running_loop().time()
         left_s = self._arrived + self._queue.request_timeout_s - self._driver.clock()
-        allowed_s = min(silence_s, left_s) if self._request.stream else left_s
-        until = loop_now + allowed_s
+        self._last_bound = left_s <= silence_s or not self._request.stream
+        until = loop_now + (left_s if self._last_bound else silence_s)
         # Moving the timer for every token would cost more than passing the token on.
         if abs(until - self._silent_until) > silence_s / 20:
             self._silent_until = until
@@ -159,7 +160,7 @@ class Forwarding:
         if self._writing:
             self._ticket.failed(Failure.CLIENT_GONE)
             return ClientGoneError()
-        if self._driver.clock() >= self._arrived + self._queue.request_timeout_s:
+        if self._last_bound:
             self._ticket.failed(Failure.TIMEOUT)
             text = f"the request was not complete after {self._queue.request_timeout_s:g} s"
             return ProxyError(504, "request_timeout", text)

@@ -142,6 +142,7 @@ class Exchange:
         dispatch = self._ticket.dispatch if self._ticket else None
         rule = dispatch.rule if dispatch else Rule.NONE
         self._driver.metrics.answered(self._profile, rule, code)
+        log.info("request %s: %s %d", self._id, dispatch.slot if dispatch else "-", code)
 
     async def _serve(self, kind: Kind, path: str, raw: bytes) -> int:
         request = await prepare(kind, path, raw, self._driver.names)

@@ -97,10 +97,11 @@ class SseReader:
 
     def _feed_holding(self, data: bytes) -> bytes:
         """Whole events only, so that a progress event can be left out."""
+        searched = max(0, len(self._pending) - 2)
         self._pending += data
         out = []
         start = 0
-        for end in _EVENT_END.finditer(self._pending):
+        for end in _EVENT_END.finditer(self._pending, searched):
             event = self._pending[start : end.end()]
             start = end.end()
             if not self._is_progress(event):
@@ -122,9 +123,10 @@ class SseReader:
         return b'"prompt_progress"' in event and not before and not self.seen.started
 
     def _read_beside(self, data: bytes) -> None:
+        searched = max(0, len(self._pending) - 2)  # no event ended before; one may end here
         pending = self._pending + data
         start = 0
-        for end in _EVENT_END.finditer(pending):
+        for end in _EVENT_END.finditer(pending, searched):
             self._read_event(pending[start : end.end()])
             start = end.end()
         rest = pending[start:]

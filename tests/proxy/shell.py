@@ -99,7 +99,7 @@ async def proxy(
 @contextlib.contextmanager
 def _no_signals(server: uvicorn.Server) -> Iterator[None]:
     """The server runs beside the test, whose signals are pytest's."""
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]
     yield
 
 

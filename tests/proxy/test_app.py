@@ -258,7 +258,7 @@ def test_a_client_that_leaves_within_its_body_leaves_nothing_behind() -> None:
     async def run() -> None:
         async with proxy("", up=False) as p:
             host, port = p.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(host, int(port))
             writer.write(
                 f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{{".encode()
             )
@@ -279,7 +279,7 @@ def test_an_unexpected_error_is_a_500_without_a_traceback(
             def broken(*_: object) -> Any:
                 raise ZeroDivisionError("inner detail")
 
-            p.driver.submit = broken  # type: ignore[method-assign]
+            p.driver.submit = broken  # type: ignore[assignment,method-assign]
             p.driver.scheduler.slots = broken  # type: ignore[method-assign]
             for response in (
                 await p.client.post(CHAT, json=chat()),

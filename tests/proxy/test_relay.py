@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 from policies.params import Window
 from policies.types import Reason
+from proxy.app import create_app
 from proxy.events import Dispatch, Failure, RequestCancelled, RequestFailed, RequestFinished
 from tests.proxy.shell import Proxy, chat, one_ending_each, proxy, queue
 from tests.running_proxy import samples
@@ -124,7 +126,7 @@ def test_each_piece_of_a_stream_is_passed_on_at_once(stub: StubServer) -> None:
     async def run() -> None:
         async with proxy(stub.url) as p, streaming(p, chat()) as response:
             arrivals = [time.monotonic() async for chunk in response.aiter_raw() if chunk]
-            gaps = [b - a for a, b in zip(arrivals, arrivals[1:], strict=False)]
+            gaps = [b - a for a, b in pairwise(arrivals)]
             assert sum(0.03 < gap < 0.2 for gap in gaps) >= 8, gaps
             assert response.headers["x-accel-buffering"] == "no"
             assert response.headers["cache-control"] == "no-cache"
@@ -171,7 +173,7 @@ def test_comments_come_from_arrival_until_the_first_byte(stub: StubServer) -> No
     stub.configure(prefill_tps=2000.0)
 
     async def run() -> None:
-        settings = {"first_comment_s": 0.1, "comment_every_s": 0.2}
+        settings: dict[str, Any] = {"first_comment_s": 0.1, "comment_every_s": 0.2}
         async with proxy(stub.url, params=queue(max_running=1), **settings) as p:
             first = asyncio.create_task(p.client.post(CHAT, json=chat(LONG, stream=True)))
             await wait_until_async(lambda: p.journal.actions(Dispatch))
@@ -208,7 +210,7 @@ def test_a_quick_answer_has_no_comment(stub: StubServer) -> None:
 
 def test_a_request_waits_for_an_engine_that_loads(stub: StubServer) -> None:
     async def run() -> None:
-        options = {"first_comment_s": 0.05, "comment_every_s": 0.05}
+        options: dict[str, Any] = {"first_comment_s": 0.05, "comment_every_s": 0.05}
         async with proxy(stub.url, up=False, **options) as p:
             sending = asyncio.create_task(p.client.post(CHAT, json=chat(stream=True)))
             whole = asyncio.create_task(p.client.post(CHAT, json=chat()))
@@ -254,7 +256,7 @@ def test_a_hang_up_ends_everything_within_a_second(phase: str, stream: bool) -> 
             body = chat(stream=stream, max_tokens=1000)
             tickets = p.driver._tickets
             reached: dict[str, Any] = {
-                "loading": lambda: p.driver._changed._waiters,  # type: ignore[attr-defined]
+                "loading": lambda: p.driver._changed._waiters,
                 "tokenizing": lambda: stub.log()["helpers"].get("/apply-template"),
                 "queued": lambda: len(tickets) == 2,
                 "silent": stub.requests,
@@ -337,6 +339,39 @@ def test_streams_closed_at_random_moments_lose_no_slot_no_task_no_file() -> None
                 assert (await p.client.post(CHAT, json=chat())).status_code == 200
 
         asyncio.run(run())
+
+
+def test_a_client_that_stops_reading_does_not_keep_its_slot(stub: StubServer) -> None:
+    """Its connection stands, but it takes nothing: after the silence allowed it counts as gone."""
+    body = json.dumps(chat(stream=True)).encode()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with proxy(stub.url, params=queue(engine_silence_s=0.3)) as p:
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": CHAT,
+                "headers": [],
+                "query_string": b"",
+                "root_path": "",
+                "client": ("127.0.0.1", 1),
+            }
+            stub.configure(decode_tps=20.0)
+            await asyncio.wait_for(create_app(p.driver, {})(scope, receive, send), 10)
+            (failed,) = p.journal.events(RequestFailed)
+            assert failed.failure is Failure.CLIENT_GONE
+            await p.until_idle()
+            assert counted(p, "499") == 1
+
+    asyncio.run(run())
 
 
 # ---------------------------------------------------------------- errors
