@@ -143,11 +143,15 @@ def env_faults(names: Sequence[str]) -> list[str]:
 
 
 def launch_env(
-    server: LaunchedServer, inherited: Mapping[str, str], api_key: str
+    server: LaunchedServer, inherited: Mapping[str, str], api_key: str, directory: Path
 ) -> dict[str, str]:
-    """The engine's environment: ours without llama.cpp's settings, the profile's, and the key."""
+    """The engine's environment: ours without llama.cpp's settings, the profile's, and the key.
+
+    ``directory`` is the engine's own: it stands in for the user's configuration directory, whose
+    llama.cpp/config.ini would add settings that are not on the launch line.
+    """
     kept = {name: v for name, v in inherited.items() if not name.startswith(_REFUSED_ENV)}
     if server.binary == EMBEDDED:  # found from any working directory, installed or not
         root = str(Path(__file__).resolve().parent.parent)
         kept["PYTHONPATH"] = ":".join(filter(None, [root, kept.get("PYTHONPATH")]))
-    return kept | server.env | {"LLAMA_API_KEY": api_key}
+    return kept | {"XDG_CONFIG_HOME": str(directory)} | server.env | {"LLAMA_API_KEY": api_key}

@@ -223,7 +223,7 @@ def _spec(profile: Profile, server: LaunchedServer, state_dir: Path) -> EngineSp
     return EngineSpec(
         name=profile.name,
         argv=lambda port: argv.launch_argv(server, profile.names, files, port),
-        env=lambda key: argv.launch_env(server, os.environ, key),
+        env=lambda key: argv.launch_env(server, os.environ, key, directory),
         directory=directory,
         start_timeout_s=server.start_timeout_s,
     )

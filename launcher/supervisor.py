@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -128,8 +129,10 @@ class Supervisor:
         url = f"http://127.0.0.1:{port}"
         self._listener.on_starting(spec.name, "starting")
         sink = RotatingLog(spec.directory / "engine.log")
+        line = list(spec.argv(port))
+        log.info("%s: %s", spec.name, shlex.join(line))
         try:
-            child = process.spawn(spec.argv(port), spec.env(key), spec.directory, sink, _pids(spec))
+            child = process.spawn(line, spec.env(key), spec.directory, sink, _pids(spec))
         except OSError as error:
             return Loss(Cause.NOT_STARTED, f"could not be started: {error}")
         engine.child = child

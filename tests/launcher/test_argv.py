@@ -100,8 +100,12 @@ def test_the_engine_gets_its_key_by_the_environment_and_no_other_settings() -> N
         binary="llama-server", model="m", parallel=1, ctx_size=256, env={"MINE": "1"}
     )
     inherited = {"PATH": "/bin", "LLAMA_ARG_N_PARALLEL": "9", "LLAMA_API_KEY": "old"}
-    env = argv.launch_env(server, inherited, "new")
-    assert env == {"PATH": "/bin", "MINE": "1", "LLAMA_API_KEY": "new"}
+    assert argv.launch_env(server, inherited, "new", Path("/s/engine")) == {
+        "PATH": "/bin",
+        "MINE": "1",
+        "LLAMA_API_KEY": "new",
+        "XDG_CONFIG_HOME": "/s/engine",
+    }
 
 
 def test_the_key_is_not_on_the_command_line() -> None:
