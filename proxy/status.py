@@ -100,7 +100,7 @@ def _slot_json(profile: Profile, mirror: SlotMirror, now: float) -> dict[str, ob
         "resident": mirror.resident,
         "guest": mirror.content.guest,
         "turns": mirror.content.turns,
-        "idle_s": round(max(0.0, now - mirror.content.last_used), 3),
+        "idle_s": round(now - mirror.content.last_used, 3) if mirror.content.view else None,
         "request": mirror.request.id if mirror.request else None,
         "rule": running.rule.value if running else None,
     }
