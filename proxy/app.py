@@ -20,10 +20,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from proxy.body import ClientGoneError, read_body
-from proxy.driver import Driver, EngineLife
+from proxy.driver import Driver
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, unreachable
 from proxy.gate import Gate
+from proxy.life import EngineLife
 from proxy.models_list import models_answer
 from proxy.prepare import Kind, choose_profile, parse
 from proxy.relay import Relay, Services, Settings

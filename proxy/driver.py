@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from policies.params import Params
 from policies.types import Request
 from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
+from proxy.errors import EngineUnreachableError, ProxyError
 from proxy.events import (
     Action,
     AskSlots,
@@ -34,17 +34,17 @@ from proxy.events import (
     WakeAt,
 )
 from proxy.journal import Journal
+from proxy.life import EngineLife, look_at
 from proxy.metrics import Metrics
 from proxy.poller import Pace, SlotsPoller
-from proxy.probe import ProbeResult, probe
 from proxy.scheduler import Scheduler
 from proxy.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
-_BUSY_PROBES = 30  # how often an engine at work for others is asked again before it is used
 _TIMER_SLACK_S = 0.001  # timers may fire a tick of the loop's clock early
 _CLOSE_TIMEOUT_S = 5.0
+_SHUTTING_DOWN = "slotwise is shutting down"
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,6 @@ class ServedProfile:
     cache_ram_mib: int = 0
     kv_unified: bool = False
     windows: tuple[int, ...] | None = None  # tokens by id_slot; None: the engine's own
-
-
-@dataclass
-class EngineLife:
-    """One life of one engine, from its start to its loss."""
-
-    name: str
-    profile: str
-    state: Literal["starting", "probing", "up", "down"]
-    text: str  # a sentence for the status page
-    client: EngineClient | None = None
-    poller: SlotsPoller | None = None
-    probe: ProbeResult | None = None
 
 
 class Driver:
@@ -97,6 +84,7 @@ class Driver:
         self._timer_at = float("inf")
         self._changed = asyncio.Event()  # set, and replaced, when an engine comes up
         self._lost_reason: dict[str, str] = {}
+        self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -193,13 +181,16 @@ class Driver:
         """A ready engine of this profile; raises a 503 after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                while (life := self.ready_engine(profile)) is None or life.client is None:
+                while not self._closed:
+                    life = self.ready_engine(profile)
+                    if life is not None and life.client is not None:
+                        return life.client
                     await self._changed.wait()
-                return life.client
         except TimeoutError:
             raise ProxyError(
                 503, "engine_loading", self.not_ready_text(profile), retry_after_s=10
             ) from None
+        raise ProxyError(503, "shutting_down", _SHUTTING_DOWN, retry_after_s=10)
 
     def not_ready_text(self, profile: str) -> str:
         lives = [e for e in self.engines.values() if e.profile == profile]
@@ -210,6 +201,7 @@ class Driver:
 
     def engine_starting(self, engine: str, profile: str, text: str) -> None:
         """Progress of a start, for the status page and ``/health/ready``."""
+        self._count_restart(engine)
         life = self.engines.get(engine)
         if life is None or life.state not in ("probing", "up"):
             self.engines[engine] = EngineLife(engine, profile, "starting", text)
@@ -219,20 +211,23 @@ class Driver:
         """An engine listens: ask what it is, then use it. False: it did not answer, or was lost."""
         served = self.profiles[profile]
         self.engine_down(engine, "replaced")
+        self._count_restart(engine)
         client = EngineClient(url, api_key)
         life = EngineLife(engine, profile, "probing", "asking whether pins hold", client)
         self.engines[engine] = life
-        result = await self._probed(life, client)
-        if self.engines.get(engine) is not life or life.state == "down":
+        result = await look_at(life, client, self._pace.between_s)
+        if self.engines.get(engine) is not life or life.state != "probing":
             return False
         life.probe = result
         life.text = result.text
         if not result.reachable:
-            self.engine_down(engine, result.text)
+            self.engine_down(engine, "refused", result.text)
             return False
         if not result.pins:
             log.warning("engine %s serves without pins: %s", engine, result.text)
         windows = served.windows or result.windows
+        if life.models is not None:
+            self.models[profile] = life.models
         life.poller = SlotsPoller(
             engine,
             client,
@@ -244,46 +239,40 @@ class Driver:
         life.state = "up"
         self.metrics.engine_state(engine, True)
         self.metrics.engine_build(str(result.props.get("build_info", "")))
-        if (reason := self._lost_reason.pop(engine, None)) is not None:
-            self.metrics.engine_restarted(engine, reason)
-        pool = _pool(served, result)
+        # Of a unified KV each slot's own window is the whole pool.
+        pool = max(result.windows) if served.kv_unified else None
         self.feed(EngineReady(engine, profile, windows, pool, result.pins))
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._wake_who_waits_for_engines()
         return True
 
-    async def _probed(self, life: EngineLife, client: EngineClient) -> ProbeResult:
-        result = await probe(client)
-        for _ in range(_BUSY_PROBES):
-            if result.idle or life.state == "down":
-                break
-            life.text = result.text
-            await asyncio.sleep(self._pace.between_s)
-            result = await probe(client)
-        if result.reachable:
-            try:
-                self.models[life.profile] = await client.models()
-            except (EngineUnreachableError, UpstreamError) as error:
-                log.warning("engine %s: no model list: %s", life.name, error)
-        return result
+    def _count_restart(self, engine: str) -> None:
+        if (reason := self._lost_reason.pop(engine, None)) is not None:
+            self.metrics.engine_restarted(engine, reason)
 
-    def engine_down(self, engine: str, reason: str) -> None:
-        """An engine is gone or going: nothing it held is left, its requests end now."""
+    def _wake_who_waits_for_engines(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def engine_down(self, engine: str, reason: str, text: str = "") -> None:
+        """An engine is gone or going: nothing it held is left, its requests end now.
+
+        ``reason``: the cause in a word, for the series; ``text``: the story, for people.
+        """
         life = self.engines.get(engine)
-        if life is None:
+        if life is None or life.state == "down":
             return
         was_up = life.state == "up"
-        life.state, life.text = "down", reason
+        life.state, life.text = "down", text or reason
+        self._lost_reason[engine] = reason
         if life.poller is not None:
             life.poller.stop()
         if was_up:
-            self._lost_reason[engine] = reason
             self.metrics.engine_state(engine, False)
             # The loss first: else an ending would hand its slot to the next request.
             self.feed(EngineLost(engine, reason))
             for ticket in list(self._tickets.values()):
                 if ticket.dispatch is not None and ticket.dispatch.slot.engine == engine:
-                    ticket.engine_lost(reason)
+                    ticket.engine_lost(life.text)
         if life.client is not None:
             client, life.client = life.client, None
             self._close_soon(client)
@@ -299,21 +288,20 @@ class Driver:
             self.on_engine_hung(engine, reason)
 
     async def close(self) -> None:
-        """Give every engine up, answer everybody who still waits, and let nothing run on."""
+        """Give every engine up, answer everybody who still waits, and let nothing run on.
+
+        May be called twice.
+        """
+        self._closed = True
         for engine in list(self.engines):
-            self.engine_down(engine, "slotwise is shutting down")
+            self.engine_down(engine, "shutting_down", _SHUTTING_DOWN)
         for ticket in list(self._tickets.values()):
             ticket.close()
-            text = "slotwise is shutting down"
-            ticket.refused(Refuse(ticket.request.id, 503, "shutting_down", text, 10))
+            ticket.refused(Refuse(ticket.request.id, 503, "shutting_down", _SHUTTING_DOWN, 10))
+        self._wake_who_waits_for_engines()
         if self._timer is not None:
             self._timer.cancel()
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_TIMEOUT_S)
         if self._journal is not None:
-            self._journal.close()
-
-
-def _pool(served: ServedProfile, result: ProbeResult) -> int | None:
-    """Tokens that all slots of a unified KV share: each slot's own window is the whole pool."""
-    return max(result.windows, default=0) if served.kv_unified else None
+            await asyncio.to_thread(self._journal.close)

@@ -136,7 +136,7 @@ def test_a_lost_engine_ends_its_requests_and_wakes_who_waits_for_bytes(stub: Stu
 
         reading = asyncio.create_task(wait_for_bytes())
         await asyncio.sleep(0)
-        driver.engine_down("e0", "it crashed")
+        driver.engine_down("e0", "exited", "it crashed")
         assert await asyncio.wait_for(reading, 5) == "woken"
         assert ticket.lost == "it crashed"
         failed = {e.id: e.failure for e in journal.events(RequestFailed)}
@@ -153,20 +153,20 @@ def test_an_engine_that_comes_back_serves_those_who_wait(stub: StubServer) -> No
     async def run() -> None:
         driver = made(Recorder())
         await driver.engine_up("e0", "main", stub.url, None)
-        driver.engine_down("e0", "crash")
+        driver.engine_down("e0", "exited", "exit code 139")
         ticket = driver.submit(request("a"))
         assert await driver.engine_up("e0", "main", stub.url, None)
         assert (await asyncio.wait_for(ticket.decided(), 5)).slot.engine == "e0"
         ticket.close()
         body, _ = driver.metrics.exposition()
-        assert b'slotwise_engine_restarts_total{engine="e0",reason="crash"} 1.0' in body
+        assert b'slotwise_engine_restarts_total{engine="e0",reason="exited"} 1.0' in body
         await driver.close()
 
     asyncio.run(run())
 
 
 def test_an_engine_lost_while_it_is_probed_is_not_used() -> None:
-    with StubServer(helper_delay_s=5.0) as stub:
+    with StubServer(helper_delay_s=1.0) as stub:
 
         async def run() -> None:
             journal = Recorder()
@@ -276,15 +276,40 @@ def test_waiting_for_an_engine_has_its_bound_and_says_why() -> None:
     asyncio.run(run())
 
 
-def test_closing_answers_everybody_who_waits() -> None:
+def test_closing_answers_everybody_who_waits(stub: StubServer) -> None:
     async def run() -> None:
-        driver = made(Recorder())
-        ticket = driver.submit(request("a"))
-        waiting = asyncio.create_task(ticket.decided())
+        driver = made(Recorder(), max_running=1)
+        loading = asyncio.create_task(driver.wait_ready("main", 30))
         await asyncio.sleep(0)
         await driver.close()
         with pytest.raises(ProxyError, match="shutting down"):
+            await asyncio.wait_for(loading, 5)
+        driver = made(Recorder(), max_running=1)
+        await driver.engine_up("e0", "main", stub.url, None)
+        running, queued = driver.submit(request("a")), driver.submit(request("b"))
+        waiting = asyncio.create_task(queued.decided())
+        await asyncio.sleep(0)
+        await driver.close()
+        await driver.close()
+        with pytest.raises(ProxyError, match="shutting down"):
             await asyncio.wait_for(waiting, 5)
+        assert running.lost == "slotwise is shutting down"
+        with pytest.raises(ProxyError, match="shutting down"):
+            await driver.wait_ready("main", 30)
+
+    asyncio.run(run())
+
+
+def test_a_start_that_fails_and_is_tried_again_counts_as_a_restart() -> None:
+    async def run() -> None:
+        driver = made(Recorder())
+        driver.engine_starting("e0", "main", "starting")
+        driver.engine_down("e0", "not_ready", "no answer within 60 s")
+        driver.engine_starting("e0", "main", "starting")
+        driver.engine_starting("e0", "main", "loading")
+        body, _ = driver.metrics.exposition()
+        assert b'slotwise_engine_restarts_total{engine="e0",reason="not_ready"} 1.0' in body
+        await driver.close()
 
     asyncio.run(run())
 

@@ -244,14 +244,13 @@ def test_the_wait_for_an_engine_ends_with_a_503() -> None:
 def test_a_hang_up_ends_everything_within_a_second(phase: str, stream: bool) -> None:
     """Field report R04."""
     settings: dict[str, Any] = {"answer_tokens": 1000}
-    if phase == "tokenizing":
-        settings["helper_delay_s"] = 0.4
     if phase == "answering":
         settings["decode_tps"] = 100.0
 
     async def run(stub: StubServer) -> None:
         async with proxy(stub.url, params=queue(max_running=1), up=phase != "loading") as p:
             stub.configure(silent=phase in ("silent", "queued"))
+            stub.configure(helper_delay_s=0.4 if phase == "tokenizing" else 0.0)
             stub.clear()
             body = chat(stream=stream, max_tokens=1000)
             tickets = p.driver._tickets
@@ -283,7 +282,7 @@ def test_a_hang_up_ends_everything_within_a_second(phase: str, stream: bool) -> 
             if blocker is not None:
                 blocker.cancel()
                 await asyncio.wait({blocker})
-            stub.configure(silent=False)
+            stub.configure(silent=False, helper_delay_s=0.0)
             await wait_until_async(lambda: counted(p, "499"), 1.0)
             if phase != "loading":
                 await p.until_idle()

@@ -1,0 +1,48 @@
+"""One life of one engine, from its start to its loss, and the look at it before it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from proxy.engine import EngineClient
+from proxy.errors import EngineUnreachableError, UpstreamError
+from proxy.poller import SlotsPoller
+from proxy.probe import ProbeResult, probe
+
+log = logging.getLogger(__name__)
+
+_BUSY_PROBES = 30  # how often an engine at work for others is asked again before it is used
+
+
+@dataclass
+class EngineLife:
+    """What is known of it. A new start is a new life: nothing is carried over."""
+
+    name: str
+    profile: str
+    state: Literal["starting", "probing", "up", "down"]
+    text: str  # a sentence for the status page
+    client: EngineClient | None = None
+    poller: SlotsPoller | None = None
+    probe: ProbeResult | None = None
+    models: dict[str, Any] | None = None  # its own /v1/models
+
+
+async def look_at(life: EngineLife, client: EngineClient, pause_s: float) -> ProbeResult:
+    """Probe it, with ``pause_s`` between two tries while others use it; keep its model list."""
+    result = await probe(client)
+    for _ in range(_BUSY_PROBES):
+        if result.idle or life.state != "probing":
+            break
+        life.text = result.text
+        await asyncio.sleep(pause_s)
+        result = await probe(client)
+    if result.reachable:
+        try:
+            life.models = await client.models()
+        except (EngineUnreachableError, UpstreamError) as error:
+            log.warning("engine %s: no model list: %s", life.name, error)
+    return result
