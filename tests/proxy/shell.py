@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
@@ -16,7 +16,8 @@ from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.events import Action, Dispatch, Event, RequestFailed, RequestFinished
 from proxy.poller import Pace
-from tests.support import wait_until_async
+from tests.stub_config import Config
+from tests.support import StubServer, wait_until, wait_until_async
 
 TIMEOUT_S = 20.0
 
@@ -54,6 +55,19 @@ class Proxy:
         await wait_until_async(
             lambda: all(s.state == "idle" for s in self.driver.scheduler.slots())
         )
+
+
+def as_new(stub: StubServer) -> StubServer:
+    """A stub that served another test, idle and empty, with its defaults."""
+    stub.configure(**asdict(Config()))
+    wait_until(lambda: not stub.busy())
+    stub.configure(slot_save_path="any")
+    for id_slot in range(4):
+        erased = httpx.post(f"{stub.url}/slots/{id_slot}", params={"action": "erase"})
+        erased.raise_for_status()
+    stub.configure(slot_save_path="")
+    stub.clear()
+    return stub
 
 
 def queue(**changes: Any) -> Params:
