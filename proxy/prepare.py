@@ -23,6 +23,7 @@ OFF_LOOP_BYTES = 1024 * 1024
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _SHOWN_CHARS = 60
+_INT_LIMIT = 2**31  # the engine's own
 
 
 class Kind(StrEnum):
@@ -162,9 +163,11 @@ def _whole(body: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise bad(name, f"{name}: expected a whole number, got {_show(value)}")
+    if not -_INT_LIMIT <= value < _INT_LIMIT:
+        raise bad(name, f"{name}: expected less than {_INT_LIMIT}, got {value:.3g}")
     return value
 
 

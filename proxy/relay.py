@@ -204,7 +204,8 @@ class Exchange:
         finally:
             # Not cancelled: a comment that is half written has to go out whole.
             self._reply.hush()
-            await asyncio.wait({keeper})
+            await asyncio.wait({keeper}, timeout=_ERROR_TIMEOUT_S)
+            await _end(keeper)
 
     def _standing(self) -> str:
         """Where the request stands, as its comment line says it."""

@@ -518,6 +518,61 @@ def test_a_lost_engine_ends_its_requests_with_an_error(stub: StubServer, stream:
     asyncio.run(run())
 
 
+def test_an_engine_lost_in_mid_stream_is_told_in_the_stream(stub: StubServer) -> None:
+    async def run() -> None:
+        async with proxy(stub.url) as p:
+            stub.configure(decode_tps=30.0, answer_tokens=1000)
+            seen = ""
+            async with streaming(p, chat(max_tokens=1000)) as response:
+                async for text in response.aiter_text():
+                    if not seen:
+                        p.driver.engine_down("e0", "hung")
+                    seen += text
+            last = [line for line in seen.splitlines() if line.startswith("data:")][-1]
+            assert told(last)["error"]["code"] == "engine_lost"
+            assert "[DONE]" not in seen
+            one_ending_each(p.journal)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_lost_while_it_tokenizes_costs_a_wait_and_no_error(
+    stub: StubServer, stream: bool
+) -> None:
+    async def run() -> None:
+        async with proxy(stub.url) as p:
+            stub.configure(helper_delay_s=0.3)
+            stub.clear()
+            sending = asyncio.create_task(p.client.post(CHAT, json=chat(stream=stream)))
+            await wait_until_async(lambda: stub.log()["helpers"].get("/apply-template"))
+            p.driver.engine_down("e0", "exited")
+            stub.configure(helper_delay_s=0.0)
+            assert await p.driver.engine_up("e0", "main", stub.url, None)
+            assert (await sending).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_refusal_after_our_head_is_one_framed_event(stub: StubServer) -> None:
+    async def run() -> None:
+        params = queue(max_running=1, request_timeout_s=0.5)
+        options: dict[str, Any] = {"first_comment_s": 0.05, "comment_every_s": 0.1}
+        async with proxy(stub.url, params=params, **options) as p:
+            stub.configure(silent=True)
+            first = asyncio.create_task(p.client.post(CHAT, json=chat(stream=True)))
+            await wait_until_async(lambda: p.journal.actions(Dispatch))
+            second = await p.client.post(CHAT, json=chat("two", stream=True))
+            events = [ln for ln in second.text.splitlines() if ln.startswith("data:")]
+            assert ": waiting: max_running" in second.text
+            assert len(events) == 1
+            assert "error" in told(events[0])
+            assert "request_timeout" in (await first).text
+            one_ending_each(p.journal)
+
+    asyncio.run(run())
+
+
 def test_a_prompt_longer_than_every_window_is_a_400_with_both_numbers(stub: StubServer) -> None:
     async def run() -> None:
         async with proxy(stub.url) as p:
