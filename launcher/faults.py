@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
-_LONGEST_VALUE = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 
 
 def validated(model: type[Model], data: object, path: str, faults: list[str]) -> Model | None:
@@ -40,6 +42,5 @@ def _line(model: type[BaseModel], path: str, fault: dict[str, Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as the author may recognise it, cut to a length that fits a line."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    """A value as the author may recognise it, in a line; a nest of YAML aliases stays small."""
+    return _SHORT.repr(value)

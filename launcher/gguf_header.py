@@ -1,12 +1,14 @@
-"""The few facts of a GGUF file that a profile is checked against, read from its header.
+"""What the header of a GGUF file says: the few facts a profile is checked against, the vocabulary.
 
-Only the key-value part is read, and arrays (the vocabulary) are skipped over. Format: magic,
-version, tensor count, key count, then key, type, value; all little-endian.
+Only the key-value part is read, and arrays are skipped over unless the vocabulary is asked for.
+Format: magic, version, tensor count, key count, then key, type, value; all little-endian.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,9 +28,12 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-_STRING, _ARRAY = 8, 9
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _LONGEST_TEXT_BYTES = 16 * 2**20  # a chat template is tens of KB; more means a broken file
 _MOST_KEYS = 100_000
+_MOST_ITEMS = 16 * 2**20  # of an array that is read; the largest vocabularies have some 300,000
+_TOKENIZER = "tokenizer.ggml."
+_ARRAYS = frozenset(_TOKENIZER + name for name in ("tokens", "token_type", "scores", "merges"))
 
 
 class HeaderError(ValueError):
@@ -59,11 +64,47 @@ def read(path: Path) -> Header:
     )
 
 
+def read_vocabulary(path: Path) -> dict[str, Any] | None:
+    """The fields of ``proxy.vocabulary.Vocabulary``; None: the file holds no vocabulary.
+
+    Takes about a second for 262,000 tokens. Raises HeaderError, OSError.
+    """
+    try:
+        with path.open("rb") as file:
+            values = _key_values(file, _ARRAYS)
+    except struct.error as error:
+        raise HeaderError("the file ends within its header") from error
+    tokens = values.get(_TOKENIZER + "tokens")
+    if not tokens:
+        return None
+    types = values.get(_TOKENIZER + "token_type") or ()
+    scores = values.get(_TOKENIZER + "scores") or ()
+    for name, items in (("token_type", types), ("scores", scores)):
+        if items and len(items) < len(tokens):
+            raise HeaderError(f"{len(items)} entries in {name} for {len(tokens)} tokens")
+    return {
+        "model": str(values.get(_TOKENIZER + "model", "")),
+        "pre": str(values.get(_TOKENIZER + "pre", "")),
+        "tokens": tokens,
+        "types": types[: len(tokens)],
+        "scores": scores[: len(tokens)],
+        "merges": values.get(_TOKENIZER + "merges") or (),
+        "add_space_prefix": _switch(values.get(_TOKENIZER + "add_space_prefix")),
+        "name": str(values.get("general.name", "")),
+        "architecture": str(values.get("general.architecture", "")),
+    }
+
+
+def _switch(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _key_values(file: BinaryIO) -> dict[str, Any]:
+def _key_values(file: BinaryIO, arrays: Collection[str] = ()) -> dict[str, Any]:
+    """All keys; the items of an array only where its key is among ``arrays``, else None."""
     if file.read(len(MAGIC)) != MAGIC:
         raise HeaderError("not a GGUF file")
     version, _tensors, count = _unpack(file, "IQQ")
@@ -72,7 +113,7 @@ def _key_values(file: BinaryIO) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for _ in range(count):
         key = _text(file)
-        values[key] = _value(file, _unpack(file, "I")[0])
+        values[key] = _value(file, _unpack(file, "I")[0], key in arrays)
     return values
 
 
@@ -88,8 +129,8 @@ def _text(file: BinaryIO) -> str:
     return file.read(length).decode("utf-8", "replace")
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
-    """One value; an array gives None."""
+def _value(file: BinaryIO, kind: int, whole: bool) -> Any:
+    """One value; of an array None, unless ``whole``."""
     if kind in _SCALARS:
         return _unpack(file, _SCALARS[kind])[0]
     if kind == _STRING:
@@ -97,12 +138,24 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind != _ARRAY:
         raise HeaderError(f"unknown value type {kind}")
     of, length = _unpack(file, "IQ")
+    if of not in _SCALARS and of != _STRING:
+        raise HeaderError(f"an array of type {of}")
+    if whole:
+        return _items(file, of, length)
     if of in _SCALARS:
         file.seek(struct.calcsize(_SCALARS[of]) * length, 1)
-    elif of == _STRING:
-        for _ in range(length):
-            size = _unpack(file, "Q")[0]
-            file.seek(size, 1)
     else:
-        raise HeaderError(f"an array of type {of}")
+        for _ in range(length):
+            file.seek(_unpack(file, "Q")[0], 1)
     return None
+
+
+def _items(file: BinaryIO, of: int, length: int) -> Any:
+    if length > _MOST_ITEMS:
+        raise HeaderError(f"an array of {length} entries in the header")
+    if of == _STRING:
+        return [_text(file) for _ in range(length)]
+    if of == _BOOL:
+        raise HeaderError("an array of truth values where numbers are expected")
+    size = struct.calcsize("<" + _SCALARS[of]) * length
+    return array(_SCALARS[of], struct.unpack(f"<{length}{_SCALARS[of]}", file.read(size)))

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from launcher import tiny_model
+from tests.engine import engines
 from tests.launcher import children
 
 READY = "slotwise ready on "
@@ -134,7 +135,11 @@ def test_a_wrong_argument_is_status_2_and_no_traceback(arguments: list[str]) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_it_serves_the_model_and_ends_cleanly_on_a_signal(tmp_path: Path, tiny: Path) -> None:
+@pytest.mark.parametrize("binary", engines.commands())
+def test_it_serves_the_model_and_ends_cleanly_on_a_signal(
+    tmp_path: Path, tiny: Path, binary: str
+) -> None:
+    tiny.write_text(tiny.read_text().replace("server:\n", f"server:\n  binary: {binary}\n"))
     with _serving(tmp_path, str(tiny)) as serving:
         url = serving.url()
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -207,6 +207,17 @@ def test_what_is_not_a_yaml_mapping_is_one_line(tmp_path: Path, text: str, told:
     assert "\n" not in fault
 
 
+def test_a_value_that_unfolds_without_end_is_shown_short(tmp_path: Path) -> None:
+    nest = "a: &a [x, x]\n" + "".join(
+        f"{name}: &{name} [*{inner}, *{inner}]\n"
+        for inner, name in zip(
+            "abcdefghijklmnopqrstuvwxy", "bcdefghijklmnopqrstuvwxyz", strict=True
+        )
+    )
+    faults = _faults(tmp_path, f"{nest}name: *z\nserver: *z\n")
+    assert max(len(fault) for fault in faults) < 300
+
+
 def test_a_missing_profile_names_those_that_come_along(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="expected a YAML file, or one of demo, tiny"):
         profile.load_all(["nosuch"], _no_policy_faults)
