@@ -16,6 +16,7 @@ from importlib import metadata
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
 from policies.types import Reason, Rule, SlotId
 from proxy.events import (
     Action,
@@ -33,12 +34,13 @@ from proxy.events import (
     SlotsReported,
     Waiting,
 )
+from proxy.record import Record
 from proxy.series import Series
 from proxy.status import SlotStatus
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SOURCES = ("cached", "evaluated", "unknown")
-_PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
+_PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
 _PLACED_CODES = (200, 499)  # 499: the client left
 _NEVER_PLACED_CODES = (400, 429, 499, 503)
 _RESTART_REASONS = ("exited", "hung", "silent", "not_started", "not_ready", "refused", "other")
@@ -98,6 +100,20 @@ class Metrics:
             self._series.time_to_first_token.labels(request.profile, request.dispatch.rule).observe(
                 seconds
             )
+
+    def attributed(self, record: Record) -> None:
+        """A request ended, and this became of its prompt."""
+        if record.bound is None:
+            return
+        profile, changed = record.profile, record.changed
+        for cause, section, tokens, _ in record.shares:
+            if cause in RECOMPUTED:
+                # what a difference takes with it lies behind it: the cause is where it begins
+                blamed = changed.section if changed and cause is Cause.CHANGED else section
+                known = blamed if blamed in SECTIONS else NO_SECTION
+                self._series.recomputed_tokens.labels(profile, cause, known).inc(tokens)
+        self._series.reuse_bound_tokens.labels(profile).inc(record.bound)
+        self._series.prefill_seconds_avoided.labels(profile).inc(record.avoided_s)
 
     def answered(self, profile: str | None, rule: Rule, code: int) -> None:
         """An answer with this HTTP status was given; ``profile`` None: no such model."""
@@ -234,6 +250,11 @@ class Metrics:
     def _start_at_zero(self) -> None:
         for profile in self._profiles:
             self._series.expected_cached_tokens.labels(profile)
+            self._series.reuse_bound_tokens.labels(profile)
+            self._series.prefill_seconds_avoided.labels(profile)
+            for cause in RECOMPUTED:
+                for section in SECTIONS:
+                    self._series.recomputed_tokens.labels(profile, cause, section)
             for code in _NEVER_PLACED_CODES:
                 self._series.requests.labels(profile, Rule.NONE, code)
             for rule in (*_PINNED_RULES, Rule.UNPINNED):

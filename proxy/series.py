@@ -39,6 +39,26 @@ class Series:
             ("profile",),
             **own,
         )
+        self.recomputed_tokens = Counter(
+            "recomputed_tokens_total",
+            "Prompt tokens that were computed, by cause and by the section they lie in; changed: "
+            "by the section in which the first difference lies.",
+            ("profile", "reason", "section"),
+            **own,
+        )
+        self.reuse_bound_tokens = Counter(
+            "reuse_bound_tokens_total",
+            "Prompt tokens that a cache which never forgets would have served, of the requests "
+            "whose cached tokens are reported.",
+            ("profile",),
+            **own,
+        )
+        self.prefill_seconds_avoided = Counter(
+            "prefill_seconds_avoided_total",
+            "Seconds of prefill that the cache saved, by the cost model.",
+            ("profile",),
+            **own,
+        )
         self.requests = Counter(
             "requests_total", "Answers by HTTP status.", ("profile", "rule", "code"), **own
         )

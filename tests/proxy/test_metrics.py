@@ -169,6 +169,9 @@ def test_there_are_no_created_series_and_no_instance_label(metrics: Metrics) -> 
     assert {line.split()[2] for line in body.splitlines() if line.startswith("# TYPE")} == {
         "slotwise_prompt_tokens_total",
         "slotwise_expected_cached_tokens_total",
+        "slotwise_recomputed_tokens_total",
+        "slotwise_reuse_bound_tokens_total",
+        "slotwise_prefill_seconds_avoided_total",
         "slotwise_requests_total",
         "slotwise_queue_wait_seconds",
         "slotwise_time_to_first_token_seconds",
