@@ -35,8 +35,10 @@ EXPIRE_S = 1800.0
 FRONT = -1
 """``changed_at`` where the tools or a separate system field changed: they precede message 0."""
 
-_LIKE_AT_FIRST = 0.7  # how much of the system text must be common while one turn is shared
-_LIKE_LATER = 0.1  # and once there are more; a summary job's prompt shares nothing
+# How much of the system text must be common, numbers and dates aside:
+_LIKE_ALONE = 0.9  # where a single turn is all there is
+_LIKE_AT_FIRST = 0.7  # where it goes on from a single turn
+_LIKE_LATER = 0.1  # where more are shared; a summary job's prompt shares nothing
 _SHARED_ENOUGH = 2  # turns that weigh more than another hint
 _CANDIDATES = 32  # looked at per index: a thousand chats may begin with the same word
 
@@ -143,7 +145,7 @@ class SessionTable:
         return Session(known.id, basis, known.turns_seen, changed_at)
 
     def _match(self, asked: Asked, key: str, chain: list[int]) -> _Known | None:
-        best, best_score = None, (False, False, 0)
+        best, best_score = None, (False, 0, False, 0.0)
         for known in self._candidates(asked, key, chain):
             hinted = bool(asked.hint) and known.hint == asked.hint
             shared = shared_turns(known.asked, asked, known.born, hinted)
@@ -152,7 +154,8 @@ class SessionTable:
             rivals = asked.hint and known.hint_seen >= 2 and not hinted
             if rivals and shared < _SHARED_ENOUGH:
                 continue
-            score = (hinted, shared == len(known.asked.turns), shared)
+            whole = shared == len(known.asked.turns)
+            score = (hinted, shared, whole, known.asked.head.likeness(asked.head))
             if score > best_score:
                 best, best_score = known, score
         return best
@@ -250,9 +253,11 @@ def shared_turns(old: Asked, new: Asked, born: int, hinted: bool) -> int:
 
 
 def _kin(old: Asked, new: Asked, shared: int) -> bool:
-    if shared == 1 and not old.head.same_tools(new.head):
-        return False
-    return old.head.likeness(new.head) >= (_LIKE_AT_FIRST if shared == 1 else _LIKE_LATER)
+    """Whether what stands before the turns may belong to one conversation."""
+    if shared >= _SHARED_ENOUGH:
+        return old.head.likeness(new.head) >= _LIKE_LATER
+    needed = _LIKE_ALONE if len(new.turns) == 1 else _LIKE_AT_FIRST
+    return old.head.same_tools(new.head) and old.head.likeness(new.head) >= needed
 
 
 def _contradict(old: Asked, new: Asked, parting: int) -> bool:
