@@ -4,11 +4,18 @@ Short JSON calls share a small pool; a generation gets a connection of its own, 
 closes a connection after a stream without notice, and the next call on it would die. The server
 closes idle connections after 5 s, so the pool lets go of them before that; and the one call that
 still meets a dead socket is tried once more (all the short calls may be repeated without harm).
+
+httpx's pool does not survive cancellation: a request cancelled at the wrong moment leaves its
+connection in the pool for ever, open or never opened. So a short call runs in a task of its own,
+which nobody cancels: who waited for it leaves, it ends by itself. A generation, which must end when
+its client leaves, has a pool of its own that is closed with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -24,6 +31,9 @@ OFF_LOOP_BYTES = 256 * 1024
 """JSON longer than this is parsed in a thread, so that other streams keep flowing."""
 
 _KEPT_CONNECTIONS = 4
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Engines speak plain HTTP; without this each client would read the system's certificates anew."""
+
 _MAX_ERROR_BYTES = 1024 * 1024
 
 
@@ -35,50 +45,73 @@ class EngineClient:
     """
 
     def __init__(self, url: str, api_key: str | None, *, timeout_s: float = 60.0) -> None:
-        headers = {"Accept-Encoding": "identity"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._headers = {"Accept-Encoding": "identity"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._calls: set[asyncio.Task[httpx.Response]] = set()
         self._short = httpx.AsyncClient(
             base_url=self.url,
-            headers=headers,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            headers=self._headers,
+            verify=_NO_TLS,
             limits=httpx.Limits(
                 max_keepalive_connections=_KEPT_CONNECTIONS, keepalive_expiry=KEEPALIVE_EXPIRY_S
             ),
             trust_env=False,
         )
-        self._streams = httpx.AsyncClient(
-            base_url=self.url,
-            headers={**headers, "Connection": "close"},
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
 
     async def close(self) -> None:
+        """End the short calls and close their pool; generations are closed by their owners."""
+        calls = set(self._calls)
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls, timeout=CLOSE_TIMEOUT_S)
         await self._short.aclose()
-        await self._streams.aclose()
 
     # ------------------------------------------------------------ short calls
 
     async def exchange(
         self, method: str, path: str, content: bytes | None = None, timeout_s: float | None = None
     ) -> httpx.Response:
-        """One whole answer, whatever its status."""
-        headers = {} if content is None else {"Content-Type": "application/json"}
+        """One whole answer, whatever its status. Cancelled, it still ends by itself."""
+        allowed_s = timeout_s or self._timeout_s
+        call = asyncio.create_task(self._request(method, path, content, allowed_s))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
         try:
-            async with asyncio.timeout(timeout_s or self._timeout_s):
-                try:
-                    return await self._short.request(method, path, content=content, headers=headers)
-                except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                    return await self._short.request(method, path, content=content, headers=headers)
+            async with asyncio.timeout(allowed_s):
+                return await asyncio.shield(call)
         except (httpx.TransportError, TimeoutError, RuntimeError) as error:
             # RuntimeError: this client was closed, since its engine is gone.
             raise EngineUnreachableError(
                 f"the engine did not answer {path}: {_what(error)}"
             ) from error
+        except asyncio.CancelledError:
+            if call.cancelled() and not _is_cancelled():
+                raise EngineUnreachableError("the engine is gone") from None
+            raise
+
+    async def _request(
+        self, method: str, path: str, content: bytes | None, timeout_s: float
+    ) -> httpx.Response:
+        request = self._short.build_request(
+            method,
+            path,
+            content=content,
+            headers={} if content is None else {"Content-Type": "application/json"},
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        )
+        try:
+            return await self._short.send(request)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            return await self._short.send(request)
+
+    def _ended(self, call: asyncio.Task[httpx.Response]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # looked at, also where nobody waits for it any more
 
     async def call(
         self, method: str, path: str, body: Any = None, timeout_s: float | None = None
@@ -127,22 +160,35 @@ class EngineClient:
 
     async def open(self, path: str, content: bytes) -> UpstreamStream:
         """Post a generation; returns when the engine's head is here. The caller closes it."""
-        request = self._streams.build_request(
-            "POST", path, content=content, headers={"Content-Type": "application/json"}
+        client = httpx.AsyncClient(
+            base_url=self.url,
+            headers={
+                **self._headers,
+                "Content-Type": "application/json",
+                "Connection": "close",
+            },
+            verify=_NO_TLS,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
         )
         try:
-            response = await self._streams.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise EngineUnreachableError(f"no connection: {_what(error)}", sent=False) from error
-        except (httpx.TransportError, RuntimeError) as error:
-            raise EngineUnreachableError(f"the engine hung up: {_what(error)}") from error
-        return UpstreamStream(response)
+            request = client.build_request("POST", path, content=content)
+            return UpstreamStream(client, await client.send(request, stream=True))
+        except BaseException as error:
+            await _close(client)
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                text = f"no connection: {_what(error)}"
+                raise EngineUnreachableError(text, sent=False) from error
+            if isinstance(error, httpx.TransportError):
+                raise EngineUnreachableError(f"the engine hung up: {_what(error)}") from error
+            raise
 
 
 class UpstreamStream:
     """The engine's answer to one generation, as it comes."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, client: httpx.AsyncClient, response: httpx.Response) -> None:
+        self._client = client
         self._response = response
         self.status = response.status_code
         self.content_type = response.headers.get("content-type", "application/json")
@@ -165,11 +211,18 @@ class UpstreamStream:
 
     async def close(self) -> None:
         """Close the connection: the only way to tell the engine to stop. Bounded, never raises."""
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._response.aclose()
-        except (httpx.HTTPError, TimeoutError, OSError):
-            pass
+        await _close(self._client)
+
+
+async def _close(client: httpx.AsyncClient) -> None:
+    with contextlib.suppress(httpx.HTTPError, TimeoutError, OSError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await client.aclose()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _upstream_error(status: int, content: bytes, headers: httpx.Headers) -> UpstreamError:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
 
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
-from tests.support import StubServer
+from tests.support import StubServer, open_fds, wait_until_async
 
 
 def test_a_short_call_survives_a_connection_that_died_while_idle() -> None:
@@ -47,6 +48,50 @@ def test_streams_do_not_leave_dead_connections_to_short_calls(stub: StubServer) 
             await upstream.close()
             assert len(await client.slots()) == 4
         await client.close()
+
+    asyncio.run(run())
+
+
+def test_cancelled_calls_leave_no_connection_behind(stub: StubServer) -> None:
+    """Whatever the moment of the cancellation; httpx's pool alone would keep some for ever."""
+    rng = random.Random(5)
+
+    async def generation(client: EngineClient) -> None:
+        upstream = await client.open("/completion", b'{"prompt":"a","stream":true}')
+        try:
+            await upstream.whole()
+        finally:
+            await upstream.close()
+
+    async def run() -> None:
+        client = EngineClient(stub.url, None)
+        await client.props()
+        fds = open_fds()
+        for n in range(300):
+            call = client.props() if n % 2 else generation(client)
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(rng.random() * 0.006)
+            task.cancel()
+            await asyncio.wait({task})
+        await wait_until_async(lambda: not client._calls)
+        assert (await client.props())["total_slots"] == 4
+        await wait_until_async(lambda: open_fds() <= fds + 4)
+        await client.close()
+        assert open_fds() < fds
+
+    asyncio.run(run())
+
+
+def test_closing_ends_the_calls_that_wait(stub: StubServer) -> None:
+    stub.configure(slots_hang=True)
+
+    async def run() -> None:
+        client = EngineClient(stub.url, None)
+        asking = asyncio.create_task(client.slots())
+        await wait_until_async(lambda: stub.log()["slots_polls"])
+        await client.close()
+        with pytest.raises(EngineUnreachableError, match="gone"):
+            await asyncio.wait_for(asking, 5)
 
     asyncio.run(run())
 
