@@ -10,10 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from policies.params import Params
 from policies.types import Request
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError
@@ -35,8 +33,10 @@ from proxy.events import (
 )
 from proxy.journal import Journal
 from proxy.life import EngineLife, look_at
+from proxy.life import ServedProfile as ServedProfile
 from proxy.metrics import Metrics
 from proxy.poller import Pace, SlotsPoller
+from proxy.probe import ProbeResult
 from proxy.scheduler import Scheduler
 from proxy.ticket import Ticket
 
@@ -45,18 +45,6 @@ log = logging.getLogger(__name__)
 _TIMER_SLACK_S = 0.001  # timers may fire a tick of the loop's clock early
 _CLOSE_TIMEOUT_S = 5.0
 _SHUTTING_DOWN = "slotwise is shutting down"
-
-
-@dataclass(frozen=True)
-class ServedProfile:
-    """What the proxy has to know of a profile."""
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    params: Params = field(default_factory=Params)
-    cache_ram_mib: int = 0
-    kv_unified: bool = False
-    windows: tuple[int, ...] | None = None  # tokens by id_slot; None: the engine's own
 
 
 class Driver:
@@ -209,7 +197,6 @@ class Driver:
 
     async def engine_up(self, engine: str, profile: str, url: str, api_key: str | None) -> bool:
         """An engine listens: ask what it is, then use it. False: it did not answer, or was lost."""
-        served = self.profiles[profile]
         self.engine_down(engine, "replaced")
         self._count_restart(engine)
         client = EngineClient(url, api_key)
@@ -223,9 +210,19 @@ class Driver:
         if not result.reachable:
             self.engine_down(engine, "refused", result.text)
             return False
+        self._use(life, client, result)
+        return True
+
+    def _use(self, life: EngineLife, client: EngineClient, result: ProbeResult) -> None:
+        """It was looked at: from now on requests are placed on it."""
+        engine, profile = life.name, life.profile
+        served = self.profiles[profile]
         if not result.pins:
             log.warning("engine %s serves without pins: %s", engine, result.text)
-        windows = served.windows or result.windows
+        windows = result.windows
+        if served.windows is not None:
+            # Never a slot that is not there (pins wrap around), nor more than it can hold.
+            windows = tuple(map(min, served.windows, result.windows))
         if life.models is not None:
             self.models[profile] = life.models
         life.poller = SlotsPoller(
@@ -243,7 +240,6 @@ class Driver:
         pool = max(result.windows) if served.kv_unified else None
         self.feed(EngineReady(engine, profile, windows, pool, result.pins))
         self._wake_who_waits_for_engines()
-        return True
 
     def _count_restart(self, engine: str) -> None:
         if (reason := self._lost_reason.pop(engine, None)) is not None:

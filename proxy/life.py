@@ -1,12 +1,13 @@
-"""One life of one engine, from its start to its loss, and the look at it before it is used."""
+"""What is served, one life of one engine, and the look at an engine before it is used."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from policies.params import Params
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.poller import SlotsPoller
@@ -15,6 +16,18 @@ from proxy.probe import ProbeResult, probe
 log = logging.getLogger(__name__)
 
 _BUSY_PROBES = 30  # how often an engine at work for others is asked again before it is used
+
+
+@dataclass(frozen=True)
+class ServedProfile:
+    """What the proxy has to know of a profile."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    params: Params = field(default_factory=Params)
+    cache_ram_mib: int = 0
+    kv_unified: bool = False
+    windows: tuple[int, ...] | None = None  # tokens by id_slot; None: the engine's own
 
 
 @dataclass

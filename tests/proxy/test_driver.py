@@ -317,11 +317,11 @@ def test_a_start_that_fails_and_is_tried_again_counts_as_a_restart() -> None:
 def test_a_unified_pool_and_given_windows_reach_the_scheduler(stub: StubServer) -> None:
     async def run() -> None:
         journal = Recorder()
-        profile = ServedProfile("main", kv_unified=True, windows=(100, 200, 300, 400))
+        profile = ServedProfile("main", kv_unified=True, windows=(100, 200, 9000, 400, 500))
         driver = Driver([profile], journal, pace=FAST)  # type: ignore[arg-type]
         await driver.engine_up("e0", "main", stub.url, None)
         (ready,) = journal.events(EngineReady)
-        assert (ready.windows, ready.pool) == ((100, 200, 300, 400), 8192)
+        assert (ready.windows, ready.pool) == ((100, 200, 8192, 400), 8192)
         await driver.close()
 
     asyncio.run(run())
