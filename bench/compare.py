@@ -176,7 +176,7 @@ def measure(plan: Plan, chosen: Sequence[Arm], console: Console) -> dict[str, An
             with arm.start as server:
                 answers, wall_s = asyncio.run(send_all(server, plan, progress, arm.name))
                 launch[arm.name] = server.launch_lines
-                if not bound and not server.pinned:
+                if not bound:
                     bound = asyncio.run(bound_rows(server, plan, progress))
             rows.append(figures(arm.name, answers, wall_s))
     return {"rows": [*rows, *bound], "launch": launch}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from bench import demo_calls
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from bench import demo, demo_calls
 from bench.client import Answer
 from bench.demo import Result, verdict
 
@@ -42,3 +47,16 @@ def test_the_closing_line_says_where_the_bare_engine_does_as_well_or_better() ->
     text = said(without=69, with_cache=75, ours=70)
     assert "without its RAM cache does as well here: 69.0%" in text
     assert "with its RAM cache does better here: 75.0%" in text
+
+
+@pytest.mark.skipif(not find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)")
+def test_the_demo_runs_on_the_tiny_model_and_slotwise_reuses_most(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert demo.main(["--model", "tiny"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.split("bare, without RAM cache\n")[0].splitlines())) <= demo.COLUMNS
+    told = {n: float(r) for n, r in re.findall(r"(RAM cache|slotwise) .* (0\.\d{3}) ", shown)}
+    assert told["slotwise"] >= told["RAM cache"]
+    assert "A turn 6" in shown
+    assert "--cache-ram 0" in shown
