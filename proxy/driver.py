@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from policies.types import Request
@@ -225,14 +226,8 @@ class Driver:
             windows = tuple(map(min, served.windows, result.windows))
         if life.models is not None:
             self.models[profile] = life.models
-        life.poller = SlotsPoller(
-            engine,
-            client,
-            self.clock,
-            self.feed,
-            lambda reason: self._hung(engine, reason),
-            self._pace,
-        )
+        hung = partial(self._hung, engine)
+        life.poller = SlotsPoller(engine, client, self.clock, self.feed, hung, self._pace)
         life.state = "up"
         self.metrics.engine_state(engine, True)
         self.metrics.engine_build(str(result.props.get("build_info", "")))
