@@ -77,3 +77,20 @@ def test_half_an_id_is_refused() -> None:
 def test_equal_prompts_are_equal_and_hash_alike() -> None:
     assert pack([1, 2]) == pack([1, 2]) != pack([1, 3])
     assert len({pack([1, 2]), pack([1, 2]), pack([2])}) == 2
+
+
+@given(st.lists(st.integers(0, 3), max_size=1500), st.data())
+def test_a_prompt_that_goes_on_from_a_known_one_is_the_same_as_one_made_anew(
+    ids: list[int], data: st.DataObject
+) -> None:
+    known = pack([*ids, 9, 9])
+    n = data.draw(st.integers(0, len(known)))
+    tail = data.draw(st.lists(st.integers(0, 3), max_size=600))
+    grown = known.grown(n, pack(tail).packed)
+    anew = pack([*known.ids()[:n], *tail])
+    assert (grown, lcp(grown, anew), grown._chain) == (anew, len(anew), anew._chain)
+
+
+def test_a_prompt_cannot_go_on_from_behind_its_end() -> None:
+    with pytest.raises(ValueError, match="0 to 2, got 3"):
+        pack([1, 2]).grown(3, b"")

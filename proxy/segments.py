@@ -1,0 +1,272 @@
+"""Where a prompt's text may be cut so that its parts tokenize on their own, and what they gave.
+
+The engine takes the special tokens out of a text before it merges anything, one special token after
+the other, the longest text first. A special token whose text can never overlap an occurrence of
+another one is found wherever it stands, in any order: at such a *clean* one a text may be cut. The
+others (runs of newlines, say) are *tangled*: they stay inside the segments and are taken out there
+in the engine's own order.
+
+Segments are kept by content within a bound in bytes, and whole prompts as trails: a prompt that
+goes on from a known one costs only what is new.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from policies.prefix import Tokens
+
+DEFAULT_SEGMENT_BYTES = 64 * 2**20
+DEFAULT_TRAIL_BYTES = 64 * 2**20
+_WINDOW_CHARS = 2**20  # one search holds the interpreter: a few ms at most
+_ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
+_MOST_TRAILS = 256
+
+Piece = str | int
+"""A text without clean special tokens, or the id of a special token."""
+
+
+class Cuts:
+    """The special tokens of one vocabulary, sorted by where a text may be cut."""
+
+    def __init__(self, specials: Mapping[str, int]) -> None:
+        overlapping = _overlapping(specials)
+        self.clean = {text: i for text, i in specials.items() if text not in overlapping}
+        self.tangled = sorted(
+            ((text, specials[text]) for text in overlapping), key=lambda item: -_size(item[0])
+        )
+        self.certain = not _order_matters([text for text, _ in self.tangled])
+        """Whether the engine's order is known; it is not for overlapping ones of equal length."""
+        self._longest = max(map(len, self.clean), default=0)
+        self._search = re.compile(_trie(self.clean)) if self.clean else None
+
+    def pieces(self, text: str, start: int = 0) -> Iterator[tuple[Piece, int]]:
+        """The text from ``start`` on, cut; each piece with the position just past it."""
+        done = start
+        for at, end in self._occurrences(text, start):
+            if at > done:
+                yield text[done:at], at
+            yield self.clean[text[at:end]], end
+            done = end
+        if done < len(text):
+            yield text[done:], len(text)
+
+    def fragments(self, segment: str) -> list[Piece]:
+        """A segment as the engine sees it: tangled special tokens out, in the engine's order."""
+        parts: list[Piece] = [segment]
+        for special, i in self.tangled:
+            if special in segment:
+                parts = [new for part in parts for new in _taken_out(part, special, i)]
+        return parts
+
+    def _occurrences(self, text: str, start: int) -> Iterator[tuple[int, int]]:
+        if self._search is None:
+            return
+        limit = len(text)
+        while start < limit:
+            window = min(limit, start + _WINDOW_CHARS)
+            # One that begins in this window may end in the next.
+            for match in self._search.finditer(text, start, min(limit, window + self._longest)):
+                if match.start() >= window:
+                    break
+                start = match.end()
+                yield match.span()
+            start = max(start, window)
+
+
+def _taken_out(part: Piece, special: str, i: int) -> list[Piece]:
+    if not isinstance(part, str):
+        return [part]
+    found: list[Piece] = []
+    for n, rest in enumerate(part.split(special)):
+        if n:
+            found.append(i)
+        if rest:
+            found.append(rest)
+    return found
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _overlapping(specials: Mapping[str, int]) -> set[str]:
+    """Those with an occurrence that some occurrence of another, or their own next, can share."""
+    heads: dict[str, set[str]] = {}
+    for text in specials:
+        for n in range(1, len(text)):
+            heads.setdefault(text[:n], set()).add(text)
+    found: set[str] = set()
+    for text in specials:
+        for begin in range(len(text)):
+            for end in range(begin + 1, len(text) + 1):
+                inside = text[begin:end]
+                if inside != text and inside in specials:
+                    found |= {text, inside}
+            if begin and text[begin:] in heads:
+                found |= {text, *heads[text[begin:]]}
+    return found
+
+
+def _order_matters(texts: list[str]) -> bool:
+    """Whether two different ones of equal length overlap: then the engine's order is its sort's."""
+    return any(
+        _size(a) == _size(b) and a != b and any(a[-n:] == b[:n] for n in range(1, len(b)))
+        for a in texts
+        for b in texts
+    )
+
+
+def _trie(texts: Mapping[str, int]) -> str:
+    """One expression for thousands of texts, in which a search tries one branch per character."""
+    root: dict[str, dict] = {}  # type: ignore[type-arg]
+    for text in texts:
+        node = root
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _branches(root)
+
+
+def _branches(node: dict[str, dict]) -> str:  # type: ignore[type-arg]
+    chain = ""
+    while len(node) == 1 and "" not in node:
+        (char, node), *_ = node.items()
+        chain += re.escape(char)
+    if not any(node):
+        return chain
+    options = [re.escape(char) + _branches(rest) for char, rest in node.items() if char]
+    # None of them is part of another, so none ends where another goes on.
+    return f"{chain}(?:{'|'.join(options)})"
+
+
+class SegmentCache:
+    """Packed ids of segments by content, those used last, within ``max_bytes``."""
+
+    def __init__(self, max_bytes: int = DEFAULT_SEGMENT_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> bytes | None:
+        packed = self._entries.get(key)
+        if packed is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return packed
+
+    def put(self, key: bytes, packed: bytes) -> None:
+        if key in self._entries or len(packed) + _ENTRY_BYTES > self.max_bytes:
+            return
+        self._entries[key] = packed
+        self.size_bytes += len(packed) + _ENTRY_BYTES
+        while self.size_bytes > self.max_bytes:
+            self.size_bytes -= len(self._entries.popitem(last=False)[1]) + _ENTRY_BYTES
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.size_bytes = 0
+
+
+def content_key(salt: bytes, segment: str) -> bytes:
+    """What a segment is kept under. ``salt``: names the tokenizer, at most 64 bytes."""
+    content = segment.encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=16, key=salt).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A text, its tokens, and the places where both meet: its begin, and the end of each piece."""
+
+    text: str
+    ends: list[int]  # characters; ends[0] == 0
+    positions: list[int]  # tokens before that place; the first: what the engine puts in front
+    cuts: list[int]  # indices into ``ends``: the pieces ending there are special tokens
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """A known prompt up to its last special token."""
+
+    head: str
+    ends: list[int]
+    positions: list[int]
+    cuts: list[int]
+    tokens: Tokens  # of the whole prompt; shared with whoever asked
+    size_bytes: int
+
+
+class Trails:
+    """The prompts seen last, within ``max_bytes``.
+
+    A prompt that goes on from one takes its place: that one's segments are still kept.
+    """
+
+    def __init__(self, max_bytes: int = DEFAULT_TRAIL_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self._trails: OrderedDict[int, tuple[bytes, Trail]] = OrderedDict()
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._trails)
+
+    def longest(self, salt: bytes, text: str) -> tuple[int, Trail] | None:
+        """The longest one with which this text begins, and its number."""
+        best: tuple[int, Trail] | None = None
+        for number, (owner, trail) in self._trails.items():
+            if (
+                (best is None or len(trail.head) > len(best[1].head))
+                and owner == salt
+                and text.startswith(trail.head)
+            ):
+                best = number, trail
+        if best is not None:
+            self._trails.move_to_end(best[0])
+        return best
+
+    def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
+        if not mapped.cuts or len(mapped.text) > self.max_bytes:
+            return
+        last = mapped.cuts[-1]
+        head = mapped.text[: mapped.ends[last]]
+        trail = Trail(
+            head=head,
+            ends=mapped.ends[: last + 1],
+            positions=mapped.positions[: last + 1],
+            cuts=mapped.cuts,
+            tokens=mapped.tokens,
+            size_bytes=sys.getsizeof(head)
+            + len(mapped.tokens.packed) * 17 // 16
+            + 100 * len(mapped.ends)
+            + _ENTRY_BYTES,
+        )
+        if instead_of is not None:
+            self._drop(instead_of)
+        self._trails[self._next] = salt, trail
+        self._next += 1
+        self.size_bytes += trail.size_bytes
+        while self.size_bytes > self.max_bytes or len(self._trails) > _MOST_TRAILS:
+            self._drop(next(iter(self._trails)))
+
+    def clear(self) -> None:
+        self._trails.clear()
+        self.size_bytes = 0
+
+    def _drop(self, number: int) -> None:
+        dropped = self._trails.pop(number, None)
+        if dropped is not None:
+            self.size_bytes -= dropped[1].size_bytes
