@@ -7,6 +7,7 @@ is dropped, said once, and tried again with the next line.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -69,7 +70,8 @@ class Ledger:
                 log.warning("ledger: no line for request %s: %s", record.id, error)
                 continue
             self._file.emit(logging.makeLogRecord({"msg": text}))
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk refused is refused again
+            self._file.close()
 
 
 class _OwnersFile(RotatingFileHandler):

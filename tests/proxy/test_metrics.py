@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.listener import Cause
+from policies.attribution import RECOMPUTED, SECTIONS, Cause, Share
 from policies.prefix import pack
 from policies.types import Reason, Request, Rule, SlotId
 from proxy.events import (
@@ -26,6 +27,7 @@ from proxy.events import (
 )
 from proxy.metrics import Metrics
 from proxy.status import SlotStatus
+from tests.proxy.test_explain import changed, record
 
 PROMPT_TOKENS = "slotwise_prompt_tokens_total"
 
@@ -148,6 +150,40 @@ def test_an_unpinned_request_whose_slot_is_not_told_has_slot_unknown() -> None:
         "p-0/p/unpinned/unknown/evaluated",
     }
     assert len(samples(metrics)) == before
+
+
+def test_what_was_computed_again_counts_by_cause_and_section(metrics: Metrics) -> None:
+    shares = (
+        Share(Cause.CACHED, "tools", 200, 0),
+        Share(Cause.CACHED, "system", 14, 0),
+        Share(Cause.CHANGED, "system", 86, 1),
+        Share(Cause.CHANGED, "user", 50, 1),
+        Share(Cause.NEW, "user", 9, 1),
+        Share(Cause.MIN_ONE, "gibberish", 1, 1),
+    )
+    metrics.attributed(changed(shares=shares, bound=300, avoided_s=2.5))
+    assert nonzero(metrics, "slotwise_recomputed_tokens_total") == {
+        "p/changed/system": 136,  # all that the difference in the system text took with it
+        "p/new/user": 9,
+        "p/min_one/unknown": 1,
+    }
+    assert value(metrics, "slotwise_reuse_bound_tokens_total", profile="p") == 300
+    assert value(metrics, "slotwise_prefill_seconds_avoided_total", profile="p") == 2.5
+
+
+def test_what_is_not_known_is_not_counted_as_computed_again(metrics: Metrics) -> None:
+    before = samples(metrics)
+    metrics.attributed(record((Cause.UNKNOWN, 50), cached=None, bound=None))
+    assert samples(metrics) == before
+
+
+def test_every_cause_and_section_is_there_from_the_start(metrics: Metrics) -> None:
+    before = len(samples(metrics))
+    for cause in RECOMPUTED:
+        for section in SECTIONS:
+            metrics.attributed(changed(shares=(Share(cause, section, 1, 1),), changed=None))
+    assert len(samples(metrics)) == before
+    assert len(nonzero(metrics, "slotwise_recomputed_tokens_total")) == 6 * 7
 
 
 def test_known_label_sets_start_at_zero(metrics: Metrics) -> None:
