@@ -23,7 +23,7 @@ HEAD_CHARS = 400
 
 _OWN_SYSTEM_CHARS = 2000  # a side job's instruction is short
 _SIDE_CHARS = 8000  # about as many tokens as a guest may have (2048)
-_SIDE_LIMIT = 1024  # tokens out: Open WebUI asks for 1000 for a title
+_SIDE_LIMIT = 256  # tokens out; longer titles are known by their words
 _NEAR = 8  # messages or parts from an end, among which the request itself is looked for
 
 _SIDE = (
