@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,8 @@ def test_a_disk_that_fails_is_said_once_and_harms_nobody(
         pytest.skip("no /dev/full here")
     ledger = Ledger(tmp_path / "requests.jsonl")
     assert ledger._file.stream is not None
-    ledger._file.stream.close()
-    ledger._file.stream = Path("/dev/full").open("a")  # every write to it fails
-    with caplog.at_level(logging.WARNING):
+    with Path("/dev/full").open("a") as full, caplog.at_level(logging.WARNING):
+        os.dup2(full.fileno(), ledger._file.stream.fileno())  # every write to it fails
         for _ in range(5):
             ledger.write(changed())
         ledger.close()

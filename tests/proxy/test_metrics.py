@@ -8,7 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from launcher.listener import Cause
-from policies.attribution import RECOMPUTED, SECTIONS, Cause, Share
+from policies.attribution import RECOMPUTED, SECTIONS, Share
+from policies.attribution import Cause as Why
 from policies.prefix import pack
 from policies.types import Reason, Request, Rule, SlotId
 from proxy.events import (
@@ -154,12 +155,12 @@ def test_an_unpinned_request_whose_slot_is_not_told_has_slot_unknown() -> None:
 
 def test_what_was_computed_again_counts_by_cause_and_section(metrics: Metrics) -> None:
     shares = (
-        Share(Cause.CACHED, "tools", 200, 0),
-        Share(Cause.CACHED, "system", 14, 0),
-        Share(Cause.CHANGED, "system", 86, 1),
-        Share(Cause.CHANGED, "user", 50, 1),
-        Share(Cause.NEW, "user", 9, 1),
-        Share(Cause.MIN_ONE, "gibberish", 1, 1),
+        Share(Why.CACHED, "tools", 200, 0),
+        Share(Why.CACHED, "system", 14, 0),
+        Share(Why.CHANGED, "system", 86, 1),
+        Share(Why.CHANGED, "user", 50, 1),
+        Share(Why.NEW, "user", 9, 1),
+        Share(Why.MIN_ONE, "gibberish", 1, 1),
     )
     metrics.attributed(changed(shares=shares, bound=300, avoided_s=2.5))
     assert nonzero(metrics, "slotwise_recomputed_tokens_total") == {
@@ -173,15 +174,15 @@ def test_what_was_computed_again_counts_by_cause_and_section(metrics: Metrics) -
 
 def test_what_is_not_known_is_not_counted_as_computed_again(metrics: Metrics) -> None:
     before = samples(metrics)
-    metrics.attributed(record((Cause.UNKNOWN, 50), cached=None, bound=None))
+    metrics.attributed(record((Why.UNKNOWN, 50), cached=None, bound=None))
     assert samples(metrics) == before
 
 
 def test_every_cause_and_section_is_there_from_the_start(metrics: Metrics) -> None:
     before = len(samples(metrics))
-    for cause in RECOMPUTED:
+    for why in RECOMPUTED:
         for section in SECTIONS:
-            metrics.attributed(changed(shares=(Share(cause, section, 1, 1),), changed=None))
+            metrics.attributed(changed(shares=(Share(why, section, 1, 1),), changed=None))
     assert len(samples(metrics)) == before
     assert len(nonzero(metrics, "slotwise_recomputed_tokens_total")) == 6 * 7
 
