@@ -108,6 +108,8 @@ async def _serve_until_signal(
         log_config=None,
         access_log=False,
         lifespan="off",
+        proxy_headers=False,  # the client's address is who asks: nobody else may name it
+        server_header=False,
         timeout_graceful_shutdown=DRAIN_LIMIT_S + CLOSE_LIMIT_S,
     )
     server = _Server(config, driver)
@@ -214,7 +216,7 @@ class _Engines:
             self._url = ""  # said once, however often an engine comes back
 
     def on_lost(self, engine: str, loss: Loss) -> None:
-        self._driver.engine_down(engine, loss.cause.value)
+        self._driver.engine_down(engine, loss.cause.value, loss.text)
 
 
 def _spec(profile: Profile, server: LaunchedServer, state_dir: Path) -> EngineSpec:
