@@ -38,7 +38,7 @@ FRONT = -1
 # How much of the system text must be common, numbers and dates aside:
 _LIKE_ALONE = 0.9  # where a single turn is all there is
 _LIKE_AT_FIRST = 0.7  # where it goes on from a single turn
-_LIKE_LATER = 0.1  # where more are shared; a summary job's prompt shares nothing
+_LIKE_LATER = 0.3  # where more are shared; a summary job's prompt shares nothing
 _SHARED_ENOUGH = 2  # turns that weigh more than another hint
 _CANDIDATES = 32  # looked at per index: a thousand chats may begin with the same word
 
@@ -145,17 +145,18 @@ class SessionTable:
         return Session(known.id, basis, known.turns_seen, changed_at)
 
     def _match(self, asked: Asked, key: str, chain: list[int]) -> _Known | None:
-        best, best_score = None, (False, 0, False, 0.0)
+        best, best_score = None, (False, False, 0, False, 0.0)
         for known in self._candidates(asked, key, chain):
             hinted = bool(asked.hint) and known.hint == asked.hint
             shared = shared_turns(known.asked, asked, known.born, hinted)
-            if not shared or known.left in chain:
+            if not shared or known.left in chain[:-1]:
                 continue
             rivals = asked.hint and known.hint_seen >= 2 and not hinted
             if rivals and shared < _SHARED_ENOUGH:
                 continue
             whole = shared == len(known.asked.turns)
-            score = (hinted, shared, whole, known.asked.head.likeness(asked.head))
+            likeness = known.asked.head.likeness(asked.head)
+            score = (hinted, likeness >= _LIKE_AT_FIRST, shared, whole, likeness)
             if score > best_score:
                 best, best_score = known, score
         return best
