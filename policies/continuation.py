@@ -21,8 +21,8 @@ _RAW_SHARE = 7 / 8  # of a raw prompt's predecessor, and one chunk at most may d
 STRANGER = Match(0, False, False, "stranger")
 
 
-def match(request: Request, view: Tokens, knobs: Home) -> Match:
-    """Compare a prompt with the last prompt a slot served."""
+def match(request: Request, view: Tokens, session: str, knobs: Home) -> Match:
+    """Compare a prompt with the last prompt a slot served, and with the session it was for."""
     if not view:
         return STRANGER
     shared = lcp(request.tokens, view)
@@ -30,11 +30,15 @@ def match(request: Request, view: Tokens, knobs: Home) -> Match:
     same = covers and shared == len(request.tokens)
     if same:
         return Match(shared, covers, same, "continues")
-    kind = _raw_kind if request.first_user_end == 0 else _chat_kind
-    return Match(shared, covers, same, kind(request, shared, len(view), knobs))
+    by_tokens = _raw_kind if request.first_user_end == 0 else _chat_kind
+    kind = by_tokens(request, shared, len(view), knobs)
+    if kind in ("kin", "stranger") and knobs.by_session and session and request.session == session:
+        kind = "session"  # a changed clock, reordered tools: the same conversation all the same
+    return Match(shared, covers, same, kind)
 
 
-_Kind = Literal["continues", "branch", "kin", "stranger"]
+_Kind = Literal["continues", "branch", "session", "kin", "stranger"]
+_RANK: dict[_Kind, int] = {"continues": 3, "branch": 2, "session": 1}
 
 
 def _chat_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:
@@ -53,17 +57,18 @@ def _raw_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kin
 
 def owns(matches: Sequence[Match]) -> bool:
     """Whether some slot holds this request's conversation."""
-    return any(m.kind in ("continues", "branch") for m in matches)
+    return any(m.is_home for m in matches)
 
 
 def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:
-    """The slot that holds this conversation: a continuation before a branch, then the longest
-    prefix, then the slot that is a full prefix (it needs no rollback). None: there is none."""
-    best: tuple[tuple[bool, int, bool], int] | None = None
+    """The slot that holds this conversation: a continuation before a branch before its session's
+    slot, then the longest prefix, then the slot that is a full prefix (it needs no rollback).
+    None: there is none."""
+    best: tuple[tuple[int, int, bool], int] | None = None
     for index, m in enumerate(matches):
-        if m.kind not in ("continues", "branch") or not fits[index]:
+        if not m.is_home or not fits[index]:
             continue
-        rank = (m.kind == "continues", m.lcp, m.covers)
+        rank = (_RANK[m.kind], m.lcp, m.covers)
         if best is None or rank > best[0]:
             best = (rank, index)
     return None if best is None else best[1]

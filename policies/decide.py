@@ -8,6 +8,7 @@ The caller goes through the waiting requests in order, while fewer than ``max_ru
    3a idle: place it there, whatever its age.
    3b busy: hold for ``patience``; then go on at 5 only if that is sooner than waiting on.
       A second copy of a running request of the same key waits behind the first.
+   3c no tokens tell it, but its session owns a slot: that is its home, its prompt changed.
 4. Guest: short, shares little. It takes a slot whose loss nobody will feel; after a wait, the
    cheapest.
 5. New or displaced: the idle slot that costs the fewest seconds, with what it destroys counted.
@@ -93,6 +94,9 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
     return _cheapest(case, home)  # 5, 6
 
 
+_HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SESSION}
+
+
 def _place(case: _Case, index: int, rule: Rule, why: str) -> Place:
     request, slot = case.waiting.request, case.view.slots[index]
     return Place(
@@ -108,8 +112,8 @@ def _at_home(case: _Case, home: int) -> Verdict | None:
     """Rule 3. None: the home is not worth waiting for any longer."""
     slot, m = case.view.slots[home], case.waiting.matches[home]
     if slot.idle:
-        rule = Rule.HOME if m.kind == "continues" else Rule.BRANCH
-        return _place(case, home, rule, f"shares {m.lcp} of {slot.view_len} tokens served there")
+        why = f"shares {m.lcp} of {slot.view_len} tokens served there"
+        return _place(case, home, _HOME_RULE[m.kind], why)
     knobs = case.view.params.home
     if case.waited_s >= knobs.home_max_wait_s:
         return None

@@ -14,14 +14,21 @@ from policies.affinity import destroyed_s, is_live
 from policies.params import Params
 from policies.types import Match, Request, SlotView
 
+SIDE_JOB = "side"
+
 
 def is_guest(
     request: Request, slots: Sequence[SlotView], matches: Sequence[Match], params: Params
 ) -> bool:
-    """Short, small beside the largest resident, and a stranger to every live one."""
+    """A side job by its kind; else short, small beside the largest resident, and a stranger to
+    every live one."""
     knobs = params.guest
     n = len(request.tokens)
-    if not knobs.enabled or n > knobs.guest_max_tokens or request.turns > 1:
+    if not knobs.enabled:
+        return False
+    if request.kind == SIDE_JOB:
+        return True
+    if n > knobs.guest_max_tokens or request.turns > 1:
         return False
     largest = max((s.resident for s in slots), default=0)
     if n >= knobs.resident_share * largest:

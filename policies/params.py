@@ -43,6 +43,7 @@ class Home:
     enabled: bool = _switch("off: a conversation is placed like a newcomer")
     chunk_tokens: int = _knob(512, "tokens", 0, 65536, "templates rewrite the end of a turn")
     branch_share: float = _knob(0.5, "ratio", 0, 1, "an edit that keeps less starts afresh")
+    by_session: bool = _switch("off: only tokens tell a conversation, not who asks")
     patience: bool = _switch("off: a busy home is left at once")
     patience_min_s: float = _knob(3, "s", 0, 3600, "most turns end sooner")
     patience_max_s: float = _knob(30, "s", 0, 3600, "a long re-read is worth half a minute")

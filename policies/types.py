@@ -77,7 +77,12 @@ class Match(NamedTuple):
     lcp: int  # tokens
     covers: bool  # the slot's whole view is a prefix of the prompt: no rollback needed
     same: bool  # the very same prompt
-    kind: Literal["continues", "branch", "kin", "stranger"]
+    kind: Literal["continues", "branch", "session", "kin", "stranger"]
+
+    @property
+    def is_home(self) -> bool:
+        """The slot holds this request's conversation."""
+        return self.kind in ("continues", "branch", "session")
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ class Waiter:
                 changed = True
                 versions[index] = mirror.version
                 matches[index] = continuation.match(
-                    self.view.request, mirror.content.view, params.home
+                    self.view.request, mirror.content.view, mirror.content.session, params.home
                 )
         if changed:
             self.view.owns = continuation.owns(matches)
@@ -175,7 +175,7 @@ class Profile:
             here=min(match.lcp, content.held),
             tail=content.tail if match.covers and content.held == len(content.view) else 0,
             elsewhere=max(others, default=0),
-            displaces=content.request if match.kind in ("kin", "stranger") else None,
+            displaces=None if match.is_home else content.request,
         )
 
     def pool_free(self) -> int | None:

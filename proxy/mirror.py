@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from policies.guest import SIDE_JOB
 from policies.prefix import EMPTY, Tokens
 from policies.types import Match, Request, Rule, SlotId
 
@@ -57,13 +58,12 @@ class SlotMirror:
     def begin(self, request: Request, rule: Rule, match: Match, now: float) -> None:
         """The request is sent: its prompt replaces the view; what both share is still held."""
         old = self._before = self.content
-        continues = match.kind in ("continues", "branch")
         self._replace(
             _Content(
                 view=request.tokens,
                 held=min(match.lcp, old.held) if request.cache_prompt else 0,
-                guest=rule is Rule.GUEST,
-                turns=max(request.turns, old.turns + 1 if continues else 1),
+                guest=rule is Rule.GUEST or request.kind == SIDE_JOB,
+                turns=max(request.turns, old.turns + 1 if match.is_home else 1),
                 last_used=now,
                 request=request.id,
                 session=request.session,

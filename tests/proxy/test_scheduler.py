@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from policies.types import Reason
 from proxy.events import (
     AskSlots,
+    Dispatch,
     EngineLost,
     EngineReady,
     Failure,
@@ -150,6 +152,39 @@ def test_a_retry_returns_to_the_slot_of_the_aborted_attempt_once_it_is_shown_idl
     assert dispatches(s.handle(slots(7.2, (home, False, 700)), 7.3)) == [("retry", home, "home")]
 
 
+def in_session(id: str, session: str, *parts: tuple[str, int], turns: int = 2) -> RequestArrived:
+    request = arrived(id, text(*parts), parts[0][1] + parts[1][1], turns).request
+    return RequestArrived(replace(request, session=session))
+
+
+def test_a_session_keeps_its_slot_when_its_prompt_changed() -> None:
+    """Rule 3c. Field report R06: a clock in the system text changes with every turn."""
+    s = scheduler(slots=2)
+    home = serve(s, in_session("a1", "s1", ("10:31", 50), ("a", 3000)), 0)
+    serve(s, in_session("b1", "s2", ("other", 50), ("b", 200)), 1)
+    changed = in_session("a2", "s1", ("10:32", 50), ("a", 3000), ("a2", 100))
+    [dispatch, *_] = s.handle(changed, 2)
+    assert isinstance(dispatch, Dispatch)
+    assert (dispatch.slot.id_slot, dispatch.rule) == (home, "session")
+    assert dispatch.displaces is None
+
+
+def test_tokens_tell_more_than_the_session() -> None:
+    s = scheduler(slots=2)
+    old = serve(s, in_session("a1", "s1", ("head", 50), ("a", 3000)), 0)
+    branch = serve(s, in_session("b1", "s2", ("head", 50), ("b", 3000)), 1)
+    assert old != branch
+    moved = in_session("b2", "s1", ("head", 50), ("b", 3000), ("b2", 100))
+    assert dispatches(s.handle(moved, 2)) == [("b2", branch, "home")]
+
+
+def test_the_session_rule_can_be_switched_off() -> None:
+    s = scheduler(slots=2, home={"by_session": False})
+    home = serve(s, in_session("a1", "s1", ("10:31", 50), ("a", 3000)), 0)
+    changed = in_session("a2", "s1", ("10:32", 50), ("a", 3000), ("a2", 100))
+    assert dispatches(s.handle(changed, 2)) == [("a2", 1 - home, "new")]
+
+
 def test_a_raw_prompt_continues_only_what_it_nearly_repeats() -> None:
     s = scheduler(slots=2)
     first = serve(s, arrived("r1", text(("r", 4000)), first_user_end=0), 0)
@@ -246,6 +281,20 @@ def test_sub_agents_leave_the_parents_slot_alone() -> None:
         )
         assert serve(s, sub, 1 + k) != parent
     assert dispatches(s.handle(turn("p2", "p", 2), 9)) == [("p2", parent, "home")]
+
+
+def test_a_side_job_is_a_guest_whatever_its_length() -> None:
+    s = scheduler(slots=2)
+    resident(s, "a", 0, n=5000)
+    request = replace(title("t", 4000).request, kind="side")
+    assert dispatches(s.handle(RequestArrived(request), 1)) == [("t", 0, "guest")]
+
+
+def test_what_a_side_job_left_is_a_guests_wherever_it_sat() -> None:
+    s = scheduler(slots=2)
+    request = replace(title("t1").request, kind="side")
+    first = serve(s, RequestArrived(request), 0)
+    assert s.slots()[first].guest
 
 
 def test_the_guest_rule_can_be_switched_off() -> None:
