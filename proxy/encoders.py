@@ -63,11 +63,18 @@ class Source:
         return from_vocabulary(vocabulary)
 
 
+class EncoderGoneError(Exception):
+    """The local tokenizer's process died or hangs; the text says how."""
+
+
 class Encoder(Protocol):
     """Encodes segments: texts that hold no clean special token."""
 
     async def encode(self, segments: Sequence[str]) -> list[bytes]:
-        """Packed ids of each. Raises :class:`EngineUnreachableError`, ``UpstreamError``."""
+        """Packed ids of each.
+
+        Raises :class:`EncoderGoneError`, :class:`EngineUnreachableError`, ``UpstreamError``.
+        """
 
 
 class ProcessEncoder:
@@ -84,7 +91,7 @@ class ProcessEncoder:
         )
         try:
             built = await self._run(BUILD_TIMEOUT_S, _build, self._source)
-        except EngineUnreachableError as error:
+        except EncoderGoneError as error:
             raise UnsupportedError(str(error)) from error
         if isinstance(built, str):
             self.close()
@@ -100,15 +107,14 @@ class ProcessEncoder:
 
     async def _run(self, timeout_s: float, work: Callable[..., Any], *values: Any) -> Any:
         if self._pool is None:
-            raise EngineUnreachableError("the local tokenizer is closed")
+            raise EncoderGoneError("the local tokenizer is closed")
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
         except (BrokenProcessPool, TimeoutError, RuntimeError) as error:
             self.close()
-            raise EngineUnreachableError(
-                f"the local tokenizer is gone: {error or type(error).__name__}"
-            ) from error
+            text = str(error) or type(error).__name__
+            raise EncoderGoneError(f"the local tokenizer is gone: {text}") from error
 
     def close(self) -> None:
         """End the process; never waits."""

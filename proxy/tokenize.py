@@ -1,9 +1,13 @@
 """A request's prompt as token ids, exactly as the engine will see them.
 
-The engine renders and encodes: ``/apply-template`` of the fields that shape the prompt, then
-``/tokenize`` with special tokens added and parsed, which is what it does itself before inference.
-Whole prompts are kept by digest, within a bound in bytes. The head of a conversation (all up to
-its first user message) is kept the same way, so that a later turn pays for no extra call.
+What the engine does before inference is rendering (``/apply-template``) and encoding with special
+tokens added and parsed (``/tokenize``). Both are done here where that was proven equal
+(:mod:`proxy.knowledge`), in time that depends on the new text alone; else the engine is asked.
+
+Where the text of each message ends is found in the rendered text (:mod:`proxy.sections`); only
+where that leaves the end of the first user turn open, the head of the conversation is rendered once
+more. Prompts that the engine rendered are kept by digest, within a bound in bytes, unless the
+template tells the time.
 
 Not exact: prompts with images or audio. Their tokens before the first such part are right; the
 rest counts the template's marker only.
@@ -12,20 +16,27 @@ rest counts the template's marker only.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 
 from policies.prefix import EMPTY, Tokens, lcp, pack
+from policies.types import Section
+from proxy.encoders import EncoderGoneError, Source
 from proxy.engine import EngineClient
-from proxy.errors import UpstreamError, bad
+from proxy.errors import UpstreamError
+from proxy.knowledge import Knowledge, Local, Standing
 from proxy.prepare import OFF_LOOP_BYTES, Kind, Prepared
+from proxy.prompt_cache import Encoded, TokenCache
+from proxy.prompt_encoder import PromptEncoder
+from proxy.raw_prompt import raw_prompt
+from proxy.sections import Layout, Specials, layout
+from proxy.segments import Mapped, SegmentCache, Trails
 
-DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
+__all__ = ("Encoded", "TokenCache", "Tokenizer")
 
 _RENDERING = frozenset(
     (
@@ -49,56 +60,73 @@ _RENDERING = frozenset(
 )
 """The fields that the engine's chat parser reads to make the prompt."""
 
-_ENTRY_BYTES = 400  # the key, the objects and the dictionary's own share
-_ID_LIMIT = 2**31
+_CLOSE_S = 2.0
 _MANY_IDS = 20_000  # packing more than this would hold up the loop for milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A prompt as the scheduler takes it; see ``policies.types.Request``."""
-
-    tokens: Tokens
-    first_user_end: int
-    turns: int
-
-
-class TokenCache:
-    """The prompts used last, by digest, bounded in bytes."""
-
-    def __init__(self, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.size_bytes = 0
-        self.hits = 0
-        self.misses = 0
-        self._entries: OrderedDict[bytes, Tokens] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: bytes) -> Tokens | None:
-        tokens = self._entries.get(key)
-        if tokens is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._entries.move_to_end(key)
-        return tokens
-
-    def put(self, key: bytes, tokens: Tokens) -> None:
-        if key in self._entries or _cost_bytes(tokens) > self.max_bytes:
-            return
-        self._entries[key] = tokens
-        self.size_bytes += _cost_bytes(tokens)
-        while self.size_bytes > self.max_bytes:
-            self.size_bytes -= _cost_bytes(self._entries.popitem(last=False)[1])
-
-
 class Tokenizer:
-    """Encodes requests with the engine's help. One for all profiles: the keys keep them apart."""
+    """Encodes requests for all profiles. ``sources``: what is known of each one's tokenizer."""
 
-    def __init__(self, cache: TokenCache | None = None) -> None:
+    def __init__(
+        self, cache: TokenCache | None = None, sources: Mapping[str, Source] | None = None
+    ) -> None:
         self.cache = cache or TokenCache()
+        self.segments = SegmentCache()
+        self.trails = Trails()
+        sources = sources or {}
+        self._sources = dict(sources)
+        self._locals = {name: Local(name, source) for name, source in sources.items()}
+        self._known: WeakKeyDictionary[EngineClient, Knowledge] = WeakKeyDictionary()
+        self._latest: dict[str, Knowledge] = {}  # by profile: what is shown
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._made = 0
+
+    def ready(self, engine: EngineClient, profile: str) -> Knowledge | None:
+        """An engine serves: start to compare with it, once; None: there is nothing to compare."""
+        known = self._known.get(engine)
+        if known is None and profile in self._sources:
+            self._made += 1
+            known = Knowledge(
+                profile,
+                self._sources[profile],
+                self._locals[profile],
+                self.segments,
+                self.trails,
+                self._made,
+            )
+            self._known[engine] = self._latest[profile] = known
+            self._start(known.prove(engine))
+        return known
+
+    def standings(self) -> dict[str, tuple[Standing, Standing]]:
+        """By profile: who encodes and who renders for the engine that came last."""
+        return {name: (known.tokenizer, known.rendering) for name, known in self._latest.items()}
+
+    def snapshot(self) -> dict[str, object]:
+        """Plain data for ``/slotwise/status``: who does what and why, and what is kept (bytes)."""
+        return {
+            "profiles": {
+                name: {
+                    "tokenizer": {"by": known.tokenizer.state, "why": known.tokenizer.reason},
+                    "template": {"by": known.rendering.state, "why": known.rendering.reason},
+                    "compared": known.checked,
+                    "differences": known.differences,
+                }
+                for name, known in self._latest.items()
+            },
+            "segments": _usage(self.segments, self.segments.hits, self.segments.misses),
+            "prompts": _usage(self.cache, self.cache.hits, self.cache.misses),
+            "conversations": _usage(self.trails),
+        }
+
+    async def close(self) -> None:
+        """End the comparisons and the tokenizers' processes."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+        for local in self._locals.values():
+            local.close()
 
     async def encode(self, engine: EngineClient, request: Prepared) -> Encoded:
         """The exact prompt of a request.
@@ -106,30 +134,69 @@ class Tokenizer:
         Raises ``ProxyError`` for a prompt of a wrong kind, ``UpstreamError`` where the engine
         refuses it (its template's own words), ``EngineUnreachableError``.
         """
+        known = self.ready(engine, request.profile)
         if request.kind is Kind.COMPLETION:
-            return Encoded(await self._raw(engine, request), first_user_end=0, turns=1)
+            tokens = await self._raw(engine, known, request)
+            return Encoded(tokens, first_user_end=0, turns=1)
         shape = {name: value for name, value in request.fields.items() if name in _RENDERING}
-        tokens = await self._rendered(engine, request, shape)
-        head = await self._head(engine, request, shape)
-        messages = request.fields["messages"]
-        return Encoded(
-            tokens=tokens,
-            first_user_end=lcp(tokens, head),
-            turns=1 + sum(message["role"] == "assistant" for message in messages),
-        )
+        key = await self._key(known, request, shape)
+        encoded = self.cache.get(key) if key else None
+        if encoded is None:
+            encoded = await self._chat(engine, known, request, shape)
+            if key:
+                self.cache.put(key, encoded)
+        return encoded
 
-    async def _rendered(
-        self, engine: EngineClient, request: Prepared, shape: dict[str, Any]
-    ) -> Tokens:
-        key = await _digest(request.profile, shape, request.size_bytes)
-        tokens = self.cache.get(key)
+    async def _key(
+        self, known: Knowledge | None, request: Prepared, shape: Mapping[str, Any]
+    ) -> bytes:
+        """What the prompt is kept under; empty: it is not kept.
+
+        Rendered here it comes faster than its digest; and tomorrow the date may be another.
+        """
+        if known is not None and known.renders(shape):
+            return b""
+        if known is not None and known.template is not None and known.template.tells_time:
+            return b""
+        return await _digest(request.profile, shape, request.size_bytes)
+
+    async def _chat(
+        self,
+        engine: EngineClient,
+        known: Knowledge | None,
+        request: Prepared,
+        shape: dict[str, Any],
+    ) -> Encoded:
+        text = await (known.text(engine, shape) if known else engine.apply_template(shape))
+        messages: list[Any] = shape["messages"]
+        turns = 1 + sum(message["role"] == "assistant" for message in messages)
+        tokens: Tokens | None = None
+        prompts = known.prompts if known else None
+        if known is not None and prompts is not None:
+            try:
+                mapped = await prompts.encode(text)
+                tokens = mapped.tokens
+                sections, first_user_end = await _sections(prompts, mapped, shape)
+            except EncoderGoneError as error:
+                known.lost(error)
+                tokens = None
         if tokens is None:
-            prompt = await engine.apply_template(shape)
-            tokens = await _packed(await engine.tokenize(prompt))
-            self.cache.put(key, tokens)
-        return tokens
+            tokens = await _packed(await engine.tokenize(text))
+            sections, first_user_end = _one_section(tokens), None
+        if first_user_end is None:
+            head = await self._head(engine, known, request, shape)
+            first_user_end = lcp(tokens, head)
+        if known is not None and known.due():
+            self._start(known.recheck(engine, text, shape))
+        return Encoded(tokens, first_user_end, turns, sections)
 
-    async def _head(self, engine: EngineClient, request: Prepared, shape: dict[str, Any]) -> Tokens:
+    async def _head(
+        self,
+        engine: EngineClient,
+        known: Knowledge | None,
+        request: Prepared,
+        shape: dict[str, Any],
+    ) -> Tokens:
         """The conversation up to and including its first user message, rendered on its own."""
         messages = shape["messages"]
         first = next((i for i, m in enumerate(messages) if m["role"] == "user"), None)
@@ -137,57 +204,114 @@ class Tokenizer:
             return EMPTY
         head = {**shape, "messages": messages[: first + 1], "add_generation_prompt": False}
         head.pop("continue_final_message", None)
+        key = await _digest(request.profile, head, request.size_bytes)
+        kept = self.cache.get(key)
+        if kept is not None:
+            return kept.tokens
         try:
-            return await self._rendered(engine, request, head)
+            text = await engine.apply_template(head)
         except UpstreamError:
             # Some templates refuse a head on its own; the request itself was rendered.
             return EMPTY
+        tokens = await self._text(engine, known, text)
+        self.cache.put(key, Encoded(tokens, 0, 1))
+        return tokens
 
-    async def _raw(self, engine: EngineClient, request: Prepared) -> Tokens:
-        content = _raw_prompt(request.fields["prompt"])
+    async def _text(
+        self, engine: EngineClient, known: Knowledge | None, text: str, *, whole: bool = True
+    ) -> Tokens:
+        """``whole``: a prompt, with what the engine adds at its edges; else a part of one."""
+        if known is not None and known.prompts is not None:
+            try:
+                return (await known.prompts.encode(text, whole=whole)).tokens
+            except EncoderGoneError as error:
+                known.lost(error)
+        # In a list that begins with an id the engine adds nothing.
+        content: str | list[str | int] = text if whole else [0, text]
+        ids = await engine.tokenize(content)
+        return await _packed(ids if whole else ids[1:])
+
+    async def _raw(
+        self, engine: EngineClient, known: Knowledge | None, request: Prepared
+    ) -> Tokens:
+        content = raw_prompt(request.fields["prompt"])
         if isinstance(content, list) and not any(isinstance(part, str) for part in content):
             # Ids are taken as they are, as the engine takes them: no special token is added.
             return await _packed(content)
+        if known is None or known.prompts is None:
+            return await self._raw_by_engine(engine, request, content)
+        if isinstance(content, str):
+            tokens = await self._text(engine, known, content)
+            if known.due():
+                self._start(known.recheck(engine, content, None))
+            return tokens
+        parts = [
+            await self._text(engine, known, part, whole=i == 0)
+            if isinstance(part, str)
+            else pack([part])
+            for i, part in enumerate(content)
+        ]
+        return Tokens(b"".join(part.packed for part in parts))
+
+    async def _raw_by_engine(
+        self, engine: EngineClient, request: Prepared, content: str | list[str | int]
+    ) -> Tokens:
         key = await _digest(request.profile, {"prompt": content}, request.size_bytes)
-        tokens = self.cache.get(key)
-        if tokens is None:
-            tokens = await _packed(await engine.tokenize(content))
-            self.cache.put(key, tokens)
+        kept = self.cache.get(key)
+        if kept is not None:
+            return kept.tokens
+        tokens = await _packed(await engine.tokenize(content))
+        self.cache.put(key, Encoded(tokens, 0, 1))
         return tokens
 
-
-def _raw_prompt(prompt: Any) -> str | list[str | int]:
-    """One prompt: a text, ids, or a mix of both; anything else is a clear 400."""
-    if isinstance(prompt, list) and len(prompt) == 1 and not _is_id(prompt[0]):
-        prompt = prompt[0]  # a list of one prompt is that prompt
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Mapping):
-        names = ", ".join(sorted(str(name) for name in prompt)) or "no fields"
-        raise bad(
-            "prompt",
-            f"prompt: an object ({names}) is not supported through slotwise, "
-            "expected a string, token ids, or a mixed list of both",
-        )
-    if not isinstance(prompt, list) or not prompt:
-        got = "an empty list" if prompt == [] else type(prompt).__name__
-        raise bad("prompt", f"prompt: expected a string or a list of token ids, got {got}")
-    if any(isinstance(part, list | Mapping) for part in prompt) or all(
-        isinstance(part, str) for part in prompt
-    ):
-        raise bad(
-            "prompt",
-            f"prompt: a list of {len(prompt)} prompts is not supported through slotwise, "
-            "send one request for each",
-        )
-    for i, part in enumerate(prompt):
-        if not isinstance(part, str) and not _is_id(part):
-            raise bad(f"prompt[{i}]", f"prompt[{i}]: expected a token id or text, got {part!r:.60}")
-    return prompt
+    def _start(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _ID_LIMIT
+async def _sections(
+    prompts: PromptEncoder, mapped: Mapped, shape: Mapping[str, Any]
+) -> tuple[tuple[Section, ...], int | None]:
+    """The sections of a prompt in tokens, and the end of its first user turn, where certain."""
+    spans = [(mapped.ends[i - 1], mapped.ends[i]) for i in mapped.cuts]
+    names = [name for tool in shape.get("tools") or () if (name := _name_of(tool))]
+    messages: Sequence[Mapping[str, Any]] = shape["messages"]
+    if len(mapped.text) > OFF_LOOP_BYTES:
+        found = await asyncio.to_thread(layout, mapped.text, Specials(spans), messages, names)
+    else:
+        found = layout(mapped.text, Specials(spans), messages, names)
+    return await _in_tokens(prompts, mapped, found)
+
+
+async def _in_tokens(
+    prompts: PromptEncoder, mapped: Mapped, found: Layout
+) -> tuple[tuple[Section, ...], int | None]:
+    places = [part.end for part in found.parts]
+    if found.first_user_end is not None:
+        places.append(found.first_user_end)
+    positions = await prompts.positions(mapped, places)
+    sections: list[Section] = []
+    last = 0
+    for part, end in zip(found.parts, positions, strict=False):
+        if end > last:
+            sections.append(Section(part.name, part.message, end))
+            last = end
+    return tuple(sections), None if found.first_user_end is None else positions[-1]
+
+
+def _one_section(tokens: Tokens) -> tuple[Section, ...]:
+    return (Section("template", -1, len(tokens)),) if len(tokens) else ()
+
+
+def _name_of(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return str(function.get("name", "")) if isinstance(function, dict) else ""
+
+
+def _usage(cache: Any, hits: int | None = None, misses: int | None = None) -> dict[str, int]:
+    used = {"entries": len(cache), "bytes": cache.size_bytes, "max_bytes": cache.max_bytes}
+    return used if hits is None or misses is None else {**used, "hits": hits, "misses": misses}
 
 
 async def _packed(ids: list[Any]) -> Tokens:
@@ -199,9 +323,3 @@ async def _digest(profile: str, shape: Mapping[str, Any], size_bytes: int) -> by
         return blake2b(profile.encode() + b"\0" + orjson.dumps(shape), digest_size=16).digest()
 
     return digest() if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(digest)
-
-
-def _cost_bytes(tokens: Tokens) -> int:
-    """What an entry holds: 4 bytes an id, and a digest object for each block of 256."""
-    packed = len(tokens.packed)
-    return packed + packed // 1024 * 57 + _ENTRY_BYTES

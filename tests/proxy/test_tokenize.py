@@ -157,14 +157,14 @@ def test_other_prompts_are_a_clear_400(prompt: Any, says: str) -> None:
 
 def test_the_cache_keeps_the_prompts_used_last_within_its_bytes() -> None:
     cache = TokenCache(max_bytes=10_000)
-    prompts = {bytes([i]): pack(range(i, i + 500)) for i in range(20)}
-    for key, tokens in prompts.items():
-        cache.put(key, tokens)
+    prompts = {bytes([i]): Encoded(pack(range(i, i + 500)), 0, 1) for i in range(20)}
+    for key, encoded in prompts.items():
+        cache.put(key, encoded)
         cache.get(b"\0")
         assert cache.size_bytes <= cache.max_bytes
     assert cache.get(b"\0") is not None
     assert cache.get(b"\1") is None
     assert cache.get(bytes([19])) is not None
-    cache.put(b"huge", pack(range(5000)))
+    cache.put(b"huge", Encoded(pack(range(5000)), 0, 1))
     assert cache.get(b"huge") is None
     assert len(cache) == 4
