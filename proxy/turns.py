@@ -29,6 +29,8 @@ MAX_MESSAGES = 10_000
 
 _HEAD_CHARS = 4000  # of the system text
 _SKETCH = 64  # word pairs kept of it
+_GIANT_CHARS = 200_000  # a text that is never worked on in one piece: it holds up every thread
+_DEPTH = 4  # message, content, part, image: as deep as marks for caching and media stand
 _MEDIA = ("image_url", "image", "input_audio", "document", "file", "source")
 # What aider puts before, between and behind the turns of its user; the repository map and the
 # files are made anew for each message, the examples are the same in every conversation.
@@ -105,7 +107,7 @@ class TurnReader:
             turns=turns,
             said=said,
             head=Head(_sketch(leading_system(body, _HEAD_CHARS)), frozenset(tool_names(body))),
-            front=_digest([_unmarked(body.get("tools")), _unmarked(body.get("system"))]),
+            front=_digest([body.get("tools"), body.get("system")]),
             messages=exact,
         )
 
@@ -203,30 +205,29 @@ def _without(text: str, opening: str, closing: str) -> str:
 def _answer(message: dict[str, Any]) -> int:
     """Text and tool calls of an answer; never its reasoning, which clients drop, empty or add."""
     content = message.get("content")
-    said = ["".join(text.rpartition("</think>")[2].split()) for text in texts(content)]
+    said = [_squeeze(text.rpartition("</think>")[2], gap="") for text in texts(content)]
     uses = (part for part in dicts(content) if part.get("type") == "tool_use")
     said += [f"{use.get('name')}{_digest(use.get('input')):x}" for use in uses]
     for call in dicts(message.get("tool_calls")):
         function = call.get("function")
         if isinstance(function, dict):
             arguments = function.get("arguments")
-            plain = "".join(arguments.split()) if isinstance(arguments, str) else arguments
+            plain = _squeeze(arguments, gap="") if isinstance(arguments, str) else arguments
             said.append(f"{function.get('name')}{_digest(plain):x}")
     said = [text for text in said if text]
     return _digest(said) if said else 0
 
 
-def _plain(message: dict[str, Any]) -> Any:
-    """As a model reads it: one text part is a string; clients change the form to mark it."""
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """One text part reads like a string; clients change the form to mark it for caching."""
     content = message.get("content")
-    if not isinstance(content, list):
-        return _unmarked(message)
-    only = list(texts(content)) if len(content) == 1 else []
-    return _unmarked({**message, "content": only[0] if only else _unmarked(content)})
+    only = list(texts(content)) if isinstance(content, list) and len(content) == 1 else []
+    return {**message, "content": only[0]} if only else message
 
 
-def _squeeze(text: str) -> str:
-    return " ".join(text.split())
+def _squeeze(text: str, gap: str = " ") -> str:
+    """White space made alike, except in a giant text."""
+    return gap.join(text.split()) if len(text) <= _GIANT_CHARS else text.strip()
 
 
 @lru_cache(maxsize=1024)
@@ -245,15 +246,31 @@ def _jaccard(a: frozenset[Any], b: frozenset[Any], sample: int | None) -> float:
     return sum(item in a and item in b for item in either) / len(either)
 
 
-def _unmarked(value: Any) -> Any:
-    """Without what no model reads: marks for caching (they move with every call) and nulls."""
+def _digest(value: Any) -> int:
+    """64 bits of JSON data. Marshal's first format: equal data, equal bytes, at C's speed."""
+    data = marshal.dumps(_read_part(value, _DEPTH), 0)
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+def _read_part(value: Any, depth: int) -> Any:
+    """What a model reads of it: no nulls, no marks for caching (they move with every call).
+
+    Only so deep as those stand. A giant text is replaced by its digest, made slice by slice.
+    """
+    if isinstance(value, str):
+        return value if len(value) <= _GIANT_CHARS else _giant(value)
+    if depth == 0:
+        return value
     if isinstance(value, list):
-        return [_unmarked(item) if isinstance(item, dict) else item for item in value]
+        return [_read_part(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {k: v for k, v in value.items() if v is not None and k != "cache_control"}
+        kept = (item for item in value.items() if item[0] != "cache_control")
+        return {name: _read_part(inner, depth - 1) for name, inner in kept if inner is not None}
     return value
 
 
-def _digest(value: Any) -> int:
-    """64 bits of JSON data. Marshal's first format: equal data, equal bytes, at C's speed."""
-    return int.from_bytes(blake2b(marshal.dumps(value, 0), digest_size=8).digest(), "big")
+def _giant(text: str) -> bytes:
+    hasher = blake2b(digest_size=16)
+    for at in range(0, len(text), _GIANT_CHARS):
+        hasher.update(text[at : at + _GIANT_CHARS].encode("utf-8", "surrogatepass"))
+    return hasher.digest()

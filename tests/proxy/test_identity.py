@@ -1,61 +1,21 @@
-"""Which conversation is this: the field's cases, bounds, and recorded conversations."""
+"""Which conversation is this: the field's cases, the clients, and where one becomes two."""
 
 from __future__ import annotations
 
 import copy
-import random
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from bench import trace
-from proxy.identity import FRONT, UNKNOWN, Session, SessionTable
-from proxy.shapes import hint_of
-from tests import support
+from proxy.identity import FRONT, Session
 from tests.proxy import client_shapes as shapes
-from tests.proxy.client_shapes import Talk, Wire, talk, tools, used
-
-
-class Proxy:
-    """A table, a key and a clock that goes on."""
-
-    def __init__(self, **bounds: Any) -> None:
-        self.table = SessionTable(**bounds)
-        self.now = 0.0
-
-    def __call__(self, wire: Wire, key: str = "ann", after_s: float = 1.0) -> Session:
-        self.now += after_s
-        return self.table.identify(wire.headers, wire.body, key, self.now)
-
-    def ids(self, *wires: Wire) -> list[str]:
-        return [self(wire).id for wire in wires]
+from tests.proxy.client_shapes import Talk, Wire, talk, used
+from tests.proxy.conversations import FIVE, WORK, Proxy, hinted, one, plain
 
 
 @pytest.fixture
 def proxy() -> Proxy:
     return Proxy()
-
-
-def plain(said: Talk, system: str = "", **fields: Any) -> Wire:
-    head = [{"role": "system", "content": system}] if system else []
-    return Wire({}, {"messages": [*head, *said], **fields})
-
-
-def hinted(said: Talk, hint: str) -> Wire:
-    return Wire({"x-session-id": hint}, {"messages": said})
-
-
-def one(ids: Sequence[str]) -> bool:
-    return len(set(ids)) == 1 and ids[0] != ""
-
-
-FIVE = talk("Fix the bug", "Which one?", "In a.py", "Done.", "Now b.py")
-WORK = [*talk("Fix the bug"), *used("read", "x = 1"), *used("edit", "ok", "call_2")]
 
 
 # ---------------------------------------------------------------- the field's cases
@@ -193,17 +153,48 @@ def test_r20_title_jobs_are_no_turn_of_the_conversation_whose_id_they_carry(prox
 # ---------------------------------------------------------------- clients
 
 
+def aider(said: Talk, n: int) -> Wire:
+    return shapes.aider(said[:-1], said[-1]["content"], f"map {n}", f"x = {n}")
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        lambda said, n: shapes.opencode(said, date=f"Tue Feb {n:02} 2026"),
+        lambda said, n: shapes.open_webui(said, chat="c1", system=f"It is 12:0{n}."),
+        lambda said, n: shapes.claude_code(said, cch=f"{n}{n}af1"),
+        lambda said, n: shapes.claude_code_translated(said, cch=f"{n}{n}af1"),
+        lambda said, n: shapes.cline(said, date=f"7/{n}/2026"),
+        lambda said, n: shapes.codex(said),
+        aider,
+    ],
+)
+def test_each_client_has_one_id_for_each_of_two_conversations(proxy: Proxy, client: Any) -> None:
+    other = talk("Write docs", "For what?", "For a.py", "Done.", "Now b.py")
+    ids = proxy.ids(*(client(said[:n], n) for n in (1, 3, 5) for said in (FIVE, other)))
+    assert one(ids[::2])
+    assert one(ids[1::2])
+    assert ids[0] != ids[1]
+
+
+def test_claude_codes_topic_job_has_the_question_but_is_not_the_conversation(proxy: Proxy) -> None:
+    prompt = "Analyze if this message indicates a new conversation topic. Format as JSON."
+    job = shapes.claude_code(FIVE[:1], prompt=prompt)
+    del job.body["tools"]
+    a, b, c = proxy.ids(job, shapes.claude_code(FIVE[:1]), shapes.claude_code(FIVE[:3]))
+    assert a != b == c
+
+
 def test_reminders_and_cache_marks_that_move_make_no_stranger(proxy: Proxy) -> None:
-    for header in (True, False):
-        wires = (
-            shapes.claude_code(FIVE[:1], reminder_at=0, header=header),
-            shapes.claude_code(FIVE[:3], reminder_at=1, header=header),
-            shapes.claude_code(FIVE, reminder_at=2, header=header),
-            shapes.claude_code(FIVE, header=header),
-        )
-        for wire in () if header else wires:
-            del wire.body["metadata"]
-        assert one([proxy(wire, key=f"{header}").id for wire in wires])
+    wires = (
+        shapes.claude_code(FIVE[:1], reminder_at=0, header=False),
+        shapes.claude_code(FIVE[:3], reminder_at=1, header=False),
+        shapes.claude_code(FIVE, reminder_at=2, header=False),
+        shapes.claude_code(FIVE, header=False),
+    )
+    for wire in wires:
+        del wire.body["metadata"]  # nothing but the turns is left
+    assert one(proxy.ids(*wires))
 
 
 def test_a_reminder_as_a_message_of_its_own_is_no_turn(proxy: Proxy) -> None:
@@ -239,31 +230,6 @@ def test_results_cleared_in_the_middle_make_no_stranger(proxy: Proxy) -> None:
         return [*talk("Fix the bug"), *(m for step in cleared for m in step)]
 
     assert one(proxy.ids(*(plain(history(n)) for n in range(12))))
-
-
-@pytest.mark.parametrize(
-    ("headers", "body", "expected"),
-    [
-        ({"x-session-affinity": "a", "x-session-id": "b"}, {}, ("affinity", "a")),
-        ({"x-session-id": "b", "x-claude-code-session-id": "c"}, {}, ("affinity", "b")),
-        ({"x-claude-code-session-id": "c"}, {}, ("claude", "c/")),
-        (
-            {"x-claude-code-session-id": "c", "x-claude-code-agent-id": "d"},
-            {},
-            ("claude", "c/d"),
-        ),
-        ({}, {"metadata": {"user_id": "user_1_account_2_session_e"}}, ("claude", "e/")),
-        ({}, {"metadata": {"user_id": "user_1"}, "prompt_cache_key": "f"}, ("cache key", "f")),
-        ({"x-openwebui-chat-id": "h"}, {"promptCacheKey": "g"}, ("cache key", "g")),
-        ({"x-openwebui-chat-id": "h", "session-id": "i"}, {}, ("open webui", "h")),
-        ({"session-id": "i"}, {}, ("codex", "i")),
-        ({"session-id": " "}, {"metadata": 3, "prompt_cache_key": 4}, None),
-    ],
-)
-def test_the_first_hint_that_is_there_counts(
-    headers: dict[str, str], body: dict[str, Any], expected: tuple[str, str] | None
-) -> None:
-    assert hint_of(headers, body) == expected
 
 
 # ---------------------------------------------------------------- one or two
@@ -333,229 +299,3 @@ def test_an_id_that_never_changes_does_not_join_what_parts(proxy: Proxy) -> None
 def test_a_hint_carries_a_conversation_over_an_edit_of_its_second_turn(proxy: Proxy) -> None:
     edited = talk("Fix the bug", "Which one?", "In z.py")
     assert one(proxy.ids(*(hinted(said, "a") for said in (FIVE[:1], FIVE[:3], edited))))
-
-
-# ---------------------------------------------------------------- raw prompts, odd bodies
-
-
-def test_a_raw_prompt_is_known_by_its_hint_alone(proxy: Proxy) -> None:
-    raw = shapes.continue_autocomplete("def f(")
-    assert proxy(raw) is UNKNOWN
-    a = raw._replace(headers={"x-session-id": "a"})
-    b = raw._replace(headers={"x-session-id": "b"})
-    ids = proxy.ids(a, b, a)
-    assert ids[0] == ids[2] != ids[1] != ""
-    assert proxy(a).basis == "hint"
-
-
-def test_an_id_tells_nothing_of_the_text(proxy: Proxy) -> None:
-    found = proxy(plain(FIVE)).id
-    assert len(found) == 16
-    assert set(found) <= set("0123456789abcdef")
-    salted = Proxy(salt=b"another process")
-    assert salted(plain(FIVE)).id != found
-
-
-DEEP: Any = "x"
-for _ in range(900):
-    DEEP = [DEEP]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"messages": None, "tools": 3},
-        {"messages": "hi", "system": [1, None]},
-        {"messages": [None, 1, "x"]},
-        {"messages": [{"role": 3, "content": {}}, {"content": [1, {"type": "text"}]}]},
-        {"messages": [{"role": "assistant", "tool_calls": [1, {"function": None}]}]},
-        {"messages": [{"role": "user", "content": "\ud800 lone"}]},
-        {"messages": [{"role": "user", "content": [{"type": "x", "image_url": DEEP}]}]},
-        {"messages": [{"role": "system", "content": "nothing else"}]},
-        {"messages": [{"role": "user", "content": "<system-reminder>" * 20_000}]},
-        {"tools": [{"type": "function"}, {"name": 3}], "metadata": {"user_id": 3}},
-    ],
-)
-def test_any_shape_of_body_is_taken(proxy: Proxy, body: dict[str, Any]) -> None:
-    wire = Wire({"x-session-id": "a"}, body)
-    assert proxy(wire).id == proxy(wire).id
-
-
-# ---------------------------------------------------------------- bounds
-
-
-def test_ten_thousand_random_ids_on_one_conversation_are_one_session(proxy: Proxy) -> None:
-    draw = random.Random(1)
-    ids = {proxy(hinted(FIVE, f"{draw.getrandbits(64):x}"), after_s=0.01).id for _ in range(10_000)}
-    assert len(ids) == 1
-    assert len(proxy.table) == 1
-
-
-def test_ten_thousand_conversations_leave_a_bounded_table() -> None:
-    proxy = Proxy(max_sessions=500)
-    for n in range(10_000):
-        proxy(hinted(talk(f"question {n}"), f"id {n}"), after_s=0.01)
-    assert len(proxy.table) == 500
-    assert proxy.table.digests == 500 * 3
-
-
-def test_the_conversation_used_longest_ago_is_forgotten_first() -> None:
-    proxy = Proxy(max_sessions=2)
-    a, b = proxy.ids(plain(talk("a")), plain(talk("b")))
-    assert proxy(plain(talk("a"))).id == a
-    proxy(plain(talk("c")))
-    assert proxy(plain(talk("a"))).id == a
-    assert proxy(plain(talk("b"))).id != b
-
-
-def test_long_histories_are_bounded_together_but_the_newest_stays() -> None:
-    proxy = Proxy(max_digests=1000)
-    for n in range(20):
-        proxy(plain(talk(*(f"{n} {turn}" for turn in range(101)))))
-    assert 1 <= len(proxy.table) < 20
-    assert proxy.table.digests <= 1000
-    giant = plain(talk(*(f"turn {turn}" for turn in range(3001))))
-    assert one(proxy.ids(giant, giant))
-    assert len(proxy.table) == 1
-
-
-def test_a_conversation_expires_after_half_an_hour_of_silence(proxy: Proxy) -> None:
-    first = proxy(plain(FIVE[:3]))
-    assert proxy(plain(FIVE[:3]), after_s=1799).id == first.id
-    later = proxy(plain(FIVE), after_s=1801)
-    assert later.id != first.id
-    assert later.basis == "new"
-    assert len(proxy.table) == 1
-
-
-def test_a_clock_that_goes_back_does_no_harm(proxy: Proxy) -> None:
-    assert one([proxy(plain(FIVE), after_s=s).id for s in (5, -3, 10)])
-
-
-def test_a_thousand_chats_that_begin_alike_cost_no_search_through_all(proxy: Proxy) -> None:
-    chats = [talk("hi", "hello", f"about {n}", "yes?", f"more of {n}") for n in range(1000)]
-    ids = [proxy(plain(chat[:3]), after_s=0).id for chat in chats]
-    began = time.perf_counter()
-    again = [proxy(plain(chat), after_s=0).id for chat in chats]
-    assert time.perf_counter() - began < 3.0
-    assert again == ids
-    assert len(set(ids)) == 1000
-
-
-def test_a_long_history_costs_little_more_than_a_hash_of_it(proxy: Proxy) -> None:
-    said = [*talk("Fix the bug")]
-    for n in range(200):
-        said += used("read", f"{n} lorem ipsum dolor " * 100, f"c{n}", path=f"{n}.py")
-    proxy(plain(said[:-2], "You are an agent. " * 500, tools=tools(*map(str, range(60)))))
-    wire = plain(said, "You are an agent. " * 500, tools=tools(*map(str, range(60))))
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        proxy(wire)
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.02  # 420 kB; 2 ms where nothing else runs
-
-
-# ---------------------------------------------------------------- properties
-
-
-def noisy(draw: random.Random, said: Talk) -> Wire:
-    """The conversation so far, with everything changed that changes by itself."""
-    system = f"You are a helpful assistant. It is {draw.randrange(24)}:{draw.randrange(60)}."
-    history = copy.deepcopy(said)
-    for message in history:
-        if message["role"] == "assistant":
-            reasoning = draw.choice([None, "", "hm", f"let me think {draw.random()}"])
-            message |= {"reasoning_content": reasoning} if reasoning is not None else {}
-        elif draw.random() < 0.3:
-            message["content"] += f"\n<system-reminder>{draw.random()}</system-reminder>"
-    offered = tools("a", "b", "c", "d")
-    draw.shuffle(offered)
-    headers = {"x-session-id": f"{draw.random()}"} if draw.random() < 0.5 else {}
-    messages = [{"role": "system", "content": system}, *history]
-    return Wire(headers, {"messages": messages, "tools": offered})
-
-
-@given(st.integers(0, 2**32), st.integers(2, 8), st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
-def test_a_conversation_keeps_its_id_under_noise_and_shares_it_with_no_other(
-    seed: int, conversations: int, turns: int
-) -> None:
-    draw = random.Random(seed)
-    table = SessionTable()
-    texts = [[f"turn {n} of {c}" for n in range(2 * turns - 1)] for c in range(conversations)]
-    order = [c for c in range(conversations) for _ in range(turns)]
-    draw.shuffle(order)
-    done: dict[int, int] = defaultdict(int)
-    ids: dict[int, set[str]] = defaultdict(set)
-    for now, c in enumerate(order):
-        said = talk(*texts[c][: 2 * done[c] + 1])
-        done[c] += draw.random() < 0.9  # else: the same request again
-        wire = noisy(draw, said)
-        ids[c].add(table.identify(wire.headers, wire.body, "ann", float(now)).id)
-    assert [len(found) for found in ids.values()] == [1] * len(ids)
-    assert len(set().union(*ids.values())) == len(ids)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(0, 3)), max_size=80))
-@settings(max_examples=60, deadline=None)
-def test_the_table_keeps_its_bounds_and_its_indexes_whatever_comes(
-    requests: list[tuple[int, int, int]],
-) -> None:
-    table = SessionTable(max_sessions=5, max_digests=60, expire_s=20)
-    for now, (text, turns, hint) in enumerate(requests):
-        said = talk(*(f"{text if n else 'hi'} {n}" for n in range(2 * turns - 1)))
-        headers = {"x-session-id": str(hint)} if hint else {}
-        table.identify(headers, {"messages": said}, "ann", float(now))
-        assert 1 <= len(table) <= 5
-        assert table.digests <= 60
-    table.identify({}, {}, "ann", 1e6)
-    assert (len(table), table.digests) == (0, 0)
-    assert not any((table._by_hint.buckets, table._by_tip.buckets, table._by_first.buckets))
-
-
-# ---------------------------------------------------------------- recorded conversations
-
-
-def ids_of_trace(name: str, live: int) -> dict[str, list[str]]:
-    """The ids of each recorded conversation's calls, ``live`` conversations interleaved."""
-    support.trace(f"{name}.jsonl")
-    calls: dict[str, list[trace.Call]] = defaultdict(list)
-    for call in trace.read(name):
-        calls[call.session].append(call)
-    table, ids = SessionTable(), defaultdict(list)
-    for now, call in enumerate(interleaved(list(calls.values()), live)):
-        body = {"messages": call.messages, "tools": call.tools}
-        ids[call.session].append(table.identify({}, body, "ann", float(now)).id)
-    return ids
-
-
-def interleaved(sessions: list[list[trace.Call]], live: int) -> Iterator[trace.Call]:
-    waiting = [iter(session) for session in sessions]
-    running, waiting = waiting[:live], waiting[live:]
-    while running:
-        for session in list(running):
-            call = next(session, None)
-            if call is None:
-                running.remove(session)
-                running += [waiting.pop(0)] if waiting else []
-            else:
-                yield call
-
-
-@pytest.mark.parametrize("live", [1, 8])
-@pytest.mark.parametrize("name", ["tau_airline", "miniswe", "sweagent", "sweagent_elide5"])
-def test_every_recorded_conversation_has_one_id_of_its_own(name: str, live: int) -> None:
-    ids = ids_of_trace(name, live)
-    assert {session: len(set(found)) for session, found in ids.items()} == dict.fromkeys(ids, 1)
-    assert len({found[0] for found in ids.values()}) == len(ids)
-
-
-@pytest.mark.parametrize("name", ["oasst", "oasst_seed"])
-def test_no_two_recorded_trees_of_chats_share_an_id(name: str) -> None:
-    owners: dict[str, set[str]] = defaultdict(set)
-    for session, found in ids_of_trace(name, live=8).items():
-        for id in found:
-            owners[id].add(session)
-    assert {id: len(sessions) for id, sessions in owners.items()} == dict.fromkeys(owners, 1)
