@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 from policies.attribution import Cause
 from policies.prefix import lcp, pack
@@ -32,8 +33,8 @@ Part = tuple[str, Sequence[int]]  # the name of a section, its token ids
 
 def ids(name: str, n: int) -> list[int]:
     """Token ids that only this name has."""
-    start = sum(name.encode()) * 7919 + len(name) * 104729
-    return [(start + k) % 1_000_003 for k in range(n)]
+    start = crc32(name.encode())
+    return [(start + 7919 * k) % 1_000_003 for k in range(n)]
 
 
 class World:

@@ -116,6 +116,25 @@ def test_a_slot_taken_by_another_is_evicted_and_the_taker_named() -> None:
     assert (displaced.by, displaced.time) == ("guest", world.placed_at["guest"])
 
 
+def test_of_a_head_that_many_share_the_rest_was_displaced_by_the_next_who_shared_it() -> None:
+    world = World(slots=1)
+    world.ask("a", FIRST, "s", ANSWER)
+    world.ask("b", [TOOLS, SYSTEM, ("user", ids("else", 60))], "s2")
+    record = world.ask("c", SECOND, "s")
+    assert by_cause(record) == {"cached": 300, "evicted": N + 39 - 300, "new": 31}
+    assert record.displaced
+    assert record.displaced.by == "b"
+
+
+def test_an_answer_given_to_another_session_is_no_change_of_this_one() -> None:
+    world = World(slots=1)
+    world.ask("a", FIRST, "s", ANSWER)
+    forked = [*FIRST, ("assistant", ids("what others said", 40)), ("user", ids("go on", 30))]
+    record = world.ask("b", forked, "s2")
+    assert by_cause(record) == {"cached": N, "new": 70}
+    assert record.changed is None
+
+
 def test_without_a_session_what_was_evicted_is_known_by_blocks() -> None:
     world = World(slots=1)
     world.ask("a", FIRST, answer=ANSWER)
@@ -196,9 +215,11 @@ def test_where_the_engine_counts_other_tokens_only_cached_is_known() -> None:
 def test_a_title_made_for_a_conversation_is_not_its_next_turn() -> None:
     world = World()
     world.ask("a", FIRST, "s", ANSWER)
-    world.ask("t", [("user", ids("title", 60))], "s", kind="side")
+    job = [*FIRST, ("assistant", ANSWER), ("user", ids("a title, please", 20))]
+    assert by_cause(world.ask("t", job, "s", kind="side")) == {"cached": N + 39, "new": 21}
     record = world.ask("b", SECOND, "s")
-    assert by_cause(record) == {"cached": N + 39, "new": 31}
+    assert by_cause(record) == {"cached": N + 40, "new": 30}
+    assert record.changed is None
 
 
 def test_another_session_with_the_same_head_has_changed_nothing() -> None:
