@@ -119,9 +119,9 @@ def test_a_slot_taken_by_another_is_evicted_and_the_taker_named() -> None:
 def test_of_a_head_that_many_share_the_rest_was_displaced_by_the_next_who_shared_it() -> None:
     world = World(slots=1)
     world.ask("a", FIRST, "s", ANSWER)
-    world.ask("b", [TOOLS, SYSTEM, ("user", ids("else", 60))], "s2")
+    world.ask("b", [TOOLS, SYSTEM, ("user", [*USER[1][:25], *ids("else", 60)])], "s2")
     record = world.ask("c", SECOND, "s")
-    assert by_cause(record) == {"cached": 300, "evicted": N + 39 - 300, "new": 31}
+    assert by_cause(record) == {"cached": 325, "evicted": N + 39 - 325, "new": 31}
     assert record.displaced
     assert record.displaced.by == "b"
 
