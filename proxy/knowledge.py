@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from proxy.encoders import EncoderGoneError, EngineEncoder, ProcessEncoder, Source
 from proxy.engine import EngineClient
@@ -43,6 +43,13 @@ class Standing:
     job: Literal["tokenizer", "template"]
     state: State
     reason: str
+
+
+class Plan(NamedTuple):
+    """``here``: rendered by the proxy; None: not known yet, so both render and are compared."""
+
+    shape: bytes
+    here: bool | None
 
 
 class Local:
@@ -223,29 +230,24 @@ class Knowledge:
 
     # ------------------------------------------------------------ in service
 
-    def renders(self, fields: Mapping[str, Any]) -> bool:
-        """Whether a request of this shape was seen to render here as it does in the engine."""
-        return (
-            self._renderer is not None
-            and may_render(fields)
-            and self._shapes.proven(shape_of(fields)) is True
-        )
-
-    async def text(self, engine: EngineClient, fields: dict[str, Any]) -> str:
-        """The prompt's text. The first of each shape is rendered by both, and compared."""
+    def plan(self, fields: Mapping[str, Any]) -> Plan:
+        """Who renders a request, by what was seen of its shape."""
         if self._renderer is None or not may_render(fields):
-            return await engine.apply_template(fields)
+            return Plan(b"", False)
         shape = shape_of(fields)
-        proven = self._shapes.proven(shape)
-        if proven:
+        return Plan(shape, self._shapes.proven(shape))
+
+    async def text(self, engine: EngineClient, fields: dict[str, Any], plan: Plan) -> str:
+        """The prompt's text. The first of each shape is rendered by both, and compared."""
+        if plan.here:
             mine = self._rendered(fields)
             if mine is not None:
                 return mine
         text = await engine.apply_template(fields)
-        if proven is None:
+        if plan.here is None:
             mine = self._rendered(fields)
             self.checked += 1
-            self._shapes.put(shape, mine == text)
+            self._shapes.put(plan.shape, mine == text)
             if mine is not None and mine != text:
                 self.differences += 1
                 log.info("profile %s: a kind of request renders in the engine only", self.profile)
@@ -266,7 +268,7 @@ class Knowledge:
         """Compare one prompt in service; a difference ends what is done here. Never raises."""
         try:
             prompts = self.prompts
-            if fields is not None and self.renders(fields) and not self._tells_time():
+            if fields is not None and self.plan(fields).here and not self.tells_time():
                 self.checked += 1
                 if await engine.apply_template(fields) != text:
                     self._renderer = None
@@ -287,7 +289,8 @@ class Knowledge:
             self.prompts = None
             self._set(Standing("tokenizer", "engine", str(error)))
 
-    def _tells_time(self) -> bool:
+    def tells_time(self) -> bool:
+        """Whether a prompt may depend on when it is rendered; such a prompt is not kept."""
         return self.template is None or self.template.tells_time
 
     def _demote(self, job: Literal["tokenizer", "template"], why: str) -> None:

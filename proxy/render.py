@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -275,20 +276,24 @@ def shape_of(fields: Mapping[str, Any]) -> bytes:
     Tools and options count by value: they stay the same over a conversation.
     """
     messages = fields["messages"]
-    kinds = {_kind(message) for message in messages}
-    roles = [message["role"] for message in messages]
-    follows = set(zip(["", *roles], [*roles, ""], strict=True))
+    kinds = set(map(_kind, messages))
+    roles = ["", *(message["role"] for message in messages), ""]
+    follows = set(pairwise(roles))
     others = {name: value for name, value in fields.items() if name != "messages"}
     key = (sorted(kinds), sorted(follows), orjson.dumps(others))
     return blake2b(repr(key).encode(), digest_size=16).digest()
 
 
-def _kind(message: Mapping[str, Any]) -> str:
+def _kind(message: Mapping[str, Any]) -> tuple[object, ...]:
     content = message.get("content")
-    inside = ""
-    if isinstance(content, list):
-        inside = f"{len(content) > 1}"
-    flags = [name for name in ("reasoning_content", "name", "tool_call_id") if message.get(name)]
     calls = message.get("tool_calls")
-    several = 0 if not isinstance(calls, list) else min(len(calls), 2)
-    return f"{message['role']} {type(content).__name__}{inside} {bool(content)} {flags} {several}"
+    return (
+        message["role"],
+        type(content).__name__,
+        bool(content),
+        isinstance(content, list) and len(content) > 1,
+        bool(message.get("reasoning_content")),
+        bool(message.get("name")),
+        bool(message.get("tool_call_id")),
+        min(len(calls), 2) if isinstance(calls, list) else 0,
+    )

@@ -8,6 +8,7 @@ sent, because the template rewrites it, falls into a section ``template``.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 _SHORT_CHARS = 24  # shorter contents may stand anywhere by chance: a special token must be near
 _HEADER_CHARS = 64  # between the token that opens a turn and its content
 _TRIES = 20
+_BEGIN_CHARS = 100
+_SAMPLE = 20  # messages that show how turns end
 _MOST_MISSES = 8  # contents not found, after which the rest is not looked for
 _SYSTEM = ("system", "developer")
 _NAMES = {"system": "system", "developer": "system", "assistant": "assistant"}
@@ -43,6 +46,15 @@ class _Found(NamedTuple):
     message: int
     begin: int
     end: int
+
+
+# Turns of models whose template writes what their vocabulary does not know as special tokens.
+_MARKER = re.compile(r"<\|[a-z_]{2,24}\|>|</?(?:start|end)_of_turn>|\[/?INST\]|</s>")
+
+
+def markers(text: str) -> list[tuple[int, int]]:
+    """Spans of what looks like the special tokens of a chat template."""
+    return [match.span() for match in _MARKER.finditer(text)]
 
 
 class Specials:
@@ -181,9 +193,12 @@ def _texts(content: Any) -> list[str]:
 
 def _search(text: str, specials: Specials, content: str, place: int) -> tuple[int, int] | None:
     for wanted in (content, content.strip()):
+        if len(wanted) > _SHORT_CHARS:
+            at = _long(text, wanted, place)
+            if at >= 0:
+                return at, at + len(wanted)
+            continue
         at = text.find(wanted, place)
-        if at >= 0 and len(wanted) > _SHORT_CHARS:
-            return at, at + len(wanted)
         for _ in range(_TRIES):
             if at < 0:
                 break
@@ -197,6 +212,14 @@ def _search(text: str, specials: Specials, content: str, place: int) -> tuple[in
     return None
 
 
+def _long(text: str, wanted: str, place: int) -> int:
+    """Where a long text stands, by its begin first: that is nearly always the right place."""
+    at = text.find(wanted[:_BEGIN_CHARS], place)
+    if at < 0 or text.startswith(wanted, at):
+        return at
+    return text.find(wanted, at + 1)
+
+
 def _turn_end(
     text: str,
     specials: Specials,
@@ -205,7 +228,7 @@ def _turn_end(
 ) -> frozenset[str]:
     """The special tokens that follow the contents: how turns end in this prompt."""
     seen: Counter[tuple[str, str]] = Counter()
-    for f in found:
+    for f in found[:_SAMPLE]:
         role = messages[f.message]["role"]
         i = specials.right_after(text, f.end)
         if i is not None and not messages[f.message].get("tool_calls"):

@@ -4,7 +4,8 @@ The engine takes the special tokens out of a text before it merges anything, one
 the other, the longest text first. A special token whose text can never overlap an occurrence of
 another one is found wherever it stands, in any order: at such a *clean* one a text may be cut. The
 others (runs of newlines, say) are *tangled*: they stay inside the segments and are taken out there
-in the engine's own order.
+in the engine's own order. Where every newline is a special token and no other one holds any, a text
+may also be cut behind a run of them; that is done where it gets long.
 
 Segments are kept by content within a bound in bytes, and whole prompts as trails: a prompt that
 goes on from a known one costs only what is new.
@@ -23,6 +24,7 @@ from policies.prefix import Tokens
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 DEFAULT_TRAIL_BYTES = 64 * 2**20
+_CHUNK_CHARS = 2048  # a segment longer than this is cut behind a run, where there are runs
 _WINDOW_CHARS = 2**20  # one search holds the interpreter: a few ms at most
 _ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
 _MOST_TRAILS = 256
@@ -44,17 +46,19 @@ class Cuts:
         """Whether the engine's order is known; it is not for overlapping ones of equal length."""
         self._longest = max(map(len, self.clean), default=0)
         self._search = re.compile(_trie(self.clean)) if self.clean else None
+        runs = "".join(map(re.escape, _run_characters(specials)))
+        self._run = re.compile(f"([{runs}])\\1*") if runs else None
 
     def pieces(self, text: str, start: int = 0) -> Iterator[tuple[Piece, int]]:
         """The text from ``start`` on, cut; each piece with the position just past it."""
         done = start
         for at, end in self._occurrences(text, start):
             if at > done:
-                yield text[done:at], at
+                yield from self._chunks(text, done, at)
             yield self.clean[text[at:end]], end
             done = end
         if done < len(text):
-            yield text[done:], len(text)
+            yield from self._chunks(text, done, len(text))
 
     def fragments(self, segment: str) -> list[Piece]:
         """A segment as the engine sees it: tangled special tokens out, in the engine's order."""
@@ -63,6 +67,19 @@ class Cuts:
             if special in segment:
                 parts = [new for part in parts for new in _taken_out(part, special, i)]
         return parts
+
+    def _chunks(self, text: str, start: int, end: int) -> Iterator[tuple[Piece, int]]:
+        """A text without clean special tokens, in parts of some length.
+
+        Each part depends only on what is before it, so that a prompt that goes on keeps its parts.
+        """
+        while self._run is not None and end - start > _CHUNK_CHARS:
+            run = self._run.search(text, start + _CHUNK_CHARS, end)
+            if run is None or run.end() == end:  # more of the run may follow one day
+                break
+            yield text[start : run.end()], run.end()
+            start = run.end()
+        yield text[start:end], end
 
     def _occurrences(self, text: str, start: int) -> Iterator[tuple[int, int]]:
         if self._search is None:
@@ -111,6 +128,13 @@ def _overlapping(specials: Mapping[str, int]) -> set[str]:
             if begin and text[begin:] in heads:
                 found |= {text, *heads[text[begin:]]}
     return found
+
+
+def _run_characters(specials: Mapping[str, int]) -> list[str]:
+    """Characters that are special tokens themselves and stand in no others than runs of them."""
+    single = {text for text in specials if len(text) == 1}
+    spoiled = {char for text in specials if len(set(text)) > 1 for char in text}
+    return sorted(single - spoiled)
 
 
 def _order_matters(texts: list[str]) -> bool:
@@ -199,7 +223,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """A known prompt up to its last special token."""
+    """A known prompt up to the last place where it is cut whatever follows."""
 
     head: str
     ends: list[int]
@@ -239,9 +263,12 @@ class Trails:
         return best
 
     def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
-        if not mapped.cuts or len(mapped.text) > self.max_bytes:
+        # The last piece, unless it is a special token, may go on in the next prompt.
+        last = len(mapped.ends) - 1
+        if not mapped.cuts or mapped.cuts[-1] != last:
+            last -= 1
+        if last < 1 or len(mapped.text) > self.max_bytes:
             return
-        last = mapped.cuts[-1]
         head = mapped.text[: mapped.ends[last]]
         trail = Trail(
             head=head,

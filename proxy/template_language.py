@@ -90,6 +90,9 @@ FILTERS |= {"count": _length} | {n: _STRING_METHODS[n] for n in ("upper", "lower
 
 class Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
+        # The short way for what templates read most: a field of a message.
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
         if isinstance(obj, str) and attribute in _STRING_METHODS:
             return partial(_STRING_METHODS[attribute], obj)
         return super().getattr(obj, attribute)

@@ -28,12 +28,12 @@ from policies.types import Section
 from proxy.encoders import EncoderGoneError, Source
 from proxy.engine import EngineClient
 from proxy.errors import UpstreamError
-from proxy.knowledge import Knowledge, Local, Standing
+from proxy.knowledge import Knowledge, Local, Plan, Standing
 from proxy.prepare import OFF_LOOP_BYTES, Kind, Prepared
 from proxy.prompt_cache import Encoded, TokenCache
 from proxy.prompt_encoder import PromptEncoder
 from proxy.raw_prompt import raw_prompt
-from proxy.sections import Layout, Specials, layout
+from proxy.sections import Layout, Specials, layout, markers
 from proxy.segments import Mapped, SegmentCache, Trails
 
 __all__ = ("Encoded", "TokenCache", "Tokenizer")
@@ -139,35 +139,29 @@ class Tokenizer:
             tokens = await self._raw(engine, known, request)
             return Encoded(tokens, first_user_end=0, turns=1)
         shape = {name: value for name, value in request.fields.items() if name in _RENDERING}
-        key = await self._key(known, request, shape)
+        plan = known.plan(shape) if known else None
+        # Rendered here a prompt comes faster than its digest; and tomorrow the date is another.
+        kept = not (plan and plan.here) and not (known and known.tells_time())
+        key = await _digest(request.profile, shape, request.size_bytes) if kept else b""
         encoded = self.cache.get(key) if key else None
         if encoded is None:
-            encoded = await self._chat(engine, known, request, shape)
+            encoded = await self._chat(engine, known, plan, request, shape)
             if key:
                 self.cache.put(key, encoded)
         return encoded
-
-    async def _key(
-        self, known: Knowledge | None, request: Prepared, shape: Mapping[str, Any]
-    ) -> bytes:
-        """What the prompt is kept under; empty: it is not kept.
-
-        Rendered here it comes faster than its digest; and tomorrow the date may be another.
-        """
-        if known is not None and known.renders(shape):
-            return b""
-        if known is not None and known.template is not None and known.template.tells_time:
-            return b""
-        return await _digest(request.profile, shape, request.size_bytes)
 
     async def _chat(
         self,
         engine: EngineClient,
         known: Knowledge | None,
+        plan: Plan | None,
         request: Prepared,
         shape: dict[str, Any],
     ) -> Encoded:
-        text = await (known.text(engine, shape) if known else engine.apply_template(shape))
+        if known is not None and plan is not None:
+            text = await known.text(engine, shape, plan)
+        else:
+            text = await engine.apply_template(shape)
         messages: list[Any] = shape["messages"]
         turns = 1 + sum(message["role"] == "assistant" for message in messages)
         tokens: Tokens | None = None
@@ -277,10 +271,12 @@ async def _sections(
     spans = [(mapped.ends[i - 1], mapped.ends[i]) for i in mapped.cuts]
     names = [name for tool in shape.get("tools") or () if (name := _name_of(tool))]
     messages: Sequence[Mapping[str, Any]] = shape["messages"]
-    if len(mapped.text) > OFF_LOOP_BYTES:
-        found = await asyncio.to_thread(layout, mapped.text, Specials(spans), messages, names)
-    else:
-        found = layout(mapped.text, Specials(spans), messages, names)
+
+    def find() -> Layout:
+        known = spans if len(spans) >= len(messages) else markers(mapped.text)
+        return layout(mapped.text, Specials(known), messages, names)
+
+    found = find() if len(mapped.text) <= OFF_LOOP_BYTES else await asyncio.to_thread(find)
     return await _in_tokens(prompts, mapped, found)
 
 
