@@ -156,7 +156,7 @@ class SessionTable:
                 continue
             whole = shared == len(known.asked.turns)
             likeness = known.asked.head.likeness(asked.head)
-            score = (hinted, likeness >= _LIKE_AT_FIRST, shared, whole, likeness)
+            score = (hinted, likeness >= _LIKE_ALONE, shared, whole, likeness)
             if score > best_score:
                 best, best_score = known, score
         return best

@@ -28,6 +28,7 @@ MAX_MESSAGES = 10_000
 """Messages of one request that are looked at; what lies beyond does not tell who it is."""
 
 _HEAD_CHARS = 4000  # of the system text
+_OPENING_CHARS = 200
 _SKETCH = 64  # word pairs kept of it
 _GIANT_CHARS = 200_000  # a text that is never worked on in one piece: it holds up every thread
 _DEPTH = 4  # message, content, part, image: as deep as marks for caching and media stand
@@ -59,12 +60,17 @@ _VARYING = re.compile(
 class Head:
     """What stands before the first turn, made so that a clock or an order does not change it."""
 
-    words: frozenset[int]  # a sample of the system text's word pairs
+    opening: frozenset[int]  # word pairs of the system text's first lines, which say who speaks
+    words: frozenset[int]  # a sample of those of its head
     tools: frozenset[str]  # names
 
     def likeness(self, other: Head) -> float:
-        """How much of the system texts is common: 0 (nothing) to 1 (all, or none has any)."""
-        return _jaccard(self.words, other.words, _SKETCH)
+        """How much of the system texts is common: 0 (nothing) to 1 (all, or none has any).
+
+        The opening must be alike as well: agents of one project share pages of notes below it.
+        """
+        whole = _jaccard(self.words, other.words, _SKETCH)
+        return min(whole, _jaccard(self.opening, other.opening, _SKETCH))
 
     def same_tools(self, other: Head) -> bool:
         """Whether at least half of all their tools are common."""
@@ -106,7 +112,7 @@ class TurnReader:
             hint=_digest(list(hint)) if hint else 0,
             turns=turns,
             said=said,
-            head=Head(_sketch(leading_system(body, _HEAD_CHARS)), frozenset(tool_names(body))),
+            head=_head(body),
             front=_digest([body.get("tools"), body.get("system")]),
             messages=exact,
         )
@@ -138,6 +144,11 @@ class TurnReader:
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
+
+
+def _head(body: Mapping[str, Any]) -> Head:
+    system = leading_system(body, _HEAD_CHARS)
+    return Head(_sketch(system[:_OPENING_CHARS]), _sketch(system), frozenset(tool_names(body)))
 
 
 @dataclass(frozen=True, slots=True)

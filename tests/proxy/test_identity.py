@@ -9,7 +9,7 @@ import pytest
 
 from proxy.identity import FRONT, Session
 from tests.proxy import client_shapes as shapes
-from tests.proxy.client_shapes import Talk, Wire, talk, used
+from tests.proxy.client_shapes import Talk, Wire, talk, tools, used
 from tests.proxy.conversations import FIVE, WORK, Proxy, hinted, one, plain
 
 
@@ -36,6 +36,14 @@ def test_r03_a_changing_billing_line_makes_no_stranger(proxy: Proxy) -> None:
             for n, cch in ((1, "00af1"), (3, "9bc3e"), (5, "1d2e3"))
         ]
         assert one(translated)
+
+
+def test_r03_the_billing_line_does_not_make_short_system_texts_alike(proxy: Proxy) -> None:
+    def ask(prompt: str, cch: str) -> Wire:
+        return shapes.claude_code_translated(FIVE[:1], cch, prompt=prompt)
+
+    assert one(proxy.ids(ask("Be kind.", "abcde"), ask("Be kind.", "fedcb")))
+    assert not one(proxy.ids(ask("Be kind.", "abcde"), ask("Write poems.", "abcde")))
 
 
 def test_r03_users_who_quote_different_billing_lines_are_two(proxy: Proxy) -> None:
@@ -136,6 +144,21 @@ def test_r18_another_system_text_on_the_same_first_turn_is_another(
     assert mixed[0] != mixed[1]
 
 
+def test_r18_a_sub_agent_that_reads_the_same_project_notes_is_another(proxy: Proxy) -> None:
+    notes = " ".join(f"Rule {word}: keep {word} short." for word in "abcdefghijklmnopqrstuvwxyz")
+    system = ("You are the main agent, who plans. " + notes, "Search files. Be brief. " + notes)
+    ids = [proxy(plain(WORK[:n], system[who])).id for n in (1, 3, 5) for who in (0, 1)]
+    assert one(ids[::2])
+    assert one(ids[1::2])
+    assert ids[0] != ids[1]
+
+
+def test_r18_the_same_question_with_other_tools_is_another(proxy: Proxy) -> None:
+    offers: list[list[Any]] = [tools("a", "b", "c"), tools("c", "d", "e"), []]
+    ids = proxy.ids(*(plain(FIVE[:1], "Be kind.", tools=offered) for offered in offers))
+    assert len(set(ids)) == 3
+
+
 def test_r20_title_jobs_are_no_turn_of_the_conversation_whose_id_they_carry(proxy: Proxy) -> None:
     title = proxy(shapes.opencode_title("Fix the bug"))
     turns = [proxy(shapes.opencode(WORK[:n])) for n in (1, 3, 5)]
@@ -203,8 +226,8 @@ def test_a_reminder_as_a_message_of_its_own_is_no_turn(proxy: Proxy) -> None:
 
 
 def test_a_cache_mark_is_no_change(proxy: Proxy) -> None:
-    proxy(shapes.claude_code(FIVE[:3], cch="00000"))
-    assert proxy(shapes.claude_code(FIVE, cch="00000")).changed_at is None
+    proxy(shapes.claude_code(WORK[:3], cch="00000"))
+    assert proxy(shapes.claude_code(WORK, cch="00000")).changed_at is None
 
 
 def test_aider_is_known_by_its_users_turns_whatever_map_and_files_say(proxy: Proxy) -> None:
@@ -242,6 +265,12 @@ def test_two_chats_with_the_same_beginning_are_two_once_they_part(proxy: Proxy) 
     a, b = proxy.ids(plain(cats[:3]), plain(dogs[:3]))
     assert a != b
     assert proxy.ids(plain(cats), plain(dogs), plain(cats), plain(dogs)) == [a, b, a, b]
+
+
+def test_a_chat_that_begins_like_one_that_has_gone_on_is_another(proxy: Proxy) -> None:
+    a = proxy.ids(plain(talk("hi")), plain(talk("hi", "hello", "cats?")))
+    assert one(a)
+    assert proxy(plain(talk("hi"))).id != a[0]
 
 
 def test_the_same_turns_after_other_answers_are_another_conversation(proxy: Proxy) -> None:

@@ -87,6 +87,12 @@ def test_a_user_who_quotes_an_instruction_later_in_a_chat_asks_for_no_side_job()
     assert kind(shapes.open_webui(said)) == "chat"
 
 
+def test_a_conversation_that_began_with_an_instruction_is_one_once_it_goes_on() -> None:
+    said = talk("Generate a title for this conversation: bees", "Bees", "Another one, please")
+    assert kind(shapes.open_webui(said[:1])) == "side"
+    assert kind(shapes.open_webui(said)) == "chat"
+
+
 def test_words_beyond_the_head_are_not_looked_at() -> None:
     said = talk("x" * 400 + " You are a title generator.")
     assert kind(shapes.open_webui(said)) == "chat"
