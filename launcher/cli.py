@@ -27,10 +27,11 @@ from launcher import argv, command_line
 from launcher.attach import Attachment
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE
 from launcher.listener import Loss
-from launcher.profile import Profile, ProfileError, load_all
+from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import EngineSpec, InUseError, Supervisor
-from policies.params import from_mapping
+from policies import params
+from proxy import kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.journal import Journal
@@ -39,6 +40,14 @@ log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
 SAME_SIGNAL_S = 0.5  # make, shells and service managers pass one signal on twice
 CLOSE_LIMIT_S = 5  # then they are told, and this is for the telling
+
+
+# What says the faults of each section that belongs to the proxy.
+CHECKS: dict[str, SectionCheck] = {
+    "policy": lambda given: params.from_mapping(given)[1],
+    "normalize": lambda given: normalize.from_mapping(given)[1],
+    "kinds": lambda given: kinds.from_mapping(given)[1],
+}
 
 
 class UsageError(Exception):
@@ -53,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = command_line.parser().parse_args(arguments)
     try:
-        profiles = load_all(given.profiles, lambda policy: from_mapping(policy)[1])
+        profiles = load_all(given.profiles, CHECKS)
         if given.command == "check":
             print("\n\n".join(command_line.describe(served) for served in profiles))
             return 0
@@ -232,12 +241,13 @@ def _spec(profile: Profile, server: LaunchedServer, state_dir: Path) -> EngineSp
 
 
 def _served(profile: Profile) -> ServedProfile:
-    params, _ = from_mapping(profile.policy)
     windows = profile.server.windows
     return ServedProfile(
         name=profile.name,
         aliases=profile.aliases,
-        params=params,
+        params=params.from_mapping(profile.sections["policy"])[0],
+        normalize=normalize.from_mapping(profile.sections["normalize"])[0],
+        kinds=kinds.from_mapping(profile.sections["kinds"])[0],
         cache_ram_mib=profile.server.cache_ram_mib,
         kv_unified=profile.server.kv_unified,
         windows=tuple(windows) if windows is not None else None,

@@ -19,7 +19,8 @@ from launcher.yaml_file import YamlError, read_mapping
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 SUFFIXES = (".yaml", ".yml")
-PolicyCheck = Callable[[Mapping[str, Any]], list[str]]
+SectionCheck = Callable[[Mapping[str, Any]], list[str]]
+CHECKED_ELSEWHERE = ("policy", "normalize", "kinds", "explain")  # sections that others know
 
 
 class ProfileError(ValueError):
@@ -37,11 +38,12 @@ class Profile:
     name: str
     aliases: tuple[str, ...]
     server: LaunchedServer | AttachedServer
-    policy: Mapping[str, Any]
+    sections: Mapping[str, Mapping[str, Any]]  # policy and the like, checked by their owners
     path: Path
     model: Path | None = None
     mmproj: Path | None = None
     draft_model: Path | None = None
+    tokenizer: Path | None = None
     api_keys: Mapping[str, str] = field(default_factory=dict)
     engine_key: str = field(default="", repr=False)
     notes: tuple[str, ...] = ()
@@ -62,8 +64,11 @@ class Profile:
         return [padded(self.server.ctx_size // share)] * self.server.parallel
 
 
-def load_all(given: Sequence[str], check_policy: PolicyCheck) -> list[Profile]:
-    """The profiles of these paths or names; raises ProfileError with the faults of all of them."""
+def load_all(given: Sequence[str], checks: Mapping[str, SectionCheck]) -> list[Profile]:
+    """The profiles of these paths or names; raises ProfileError with the faults of all of them.
+
+    ``checks``: by the name of a section, what says its faults.
+    """
     faults: list[str] = []
     profiles: list[Profile] = []
     for text in given:
@@ -73,7 +78,7 @@ def load_all(given: Sequence[str], check_policy: PolicyCheck) -> list[Profile]:
             found.append(f"no such profile: expected a YAML file, or one of {', '.join(brought())}")
             profile = None
         else:
-            profile = _load(path, check_policy, found)
+            profile = _load(path, checks, found)
         faults.extend(f"{path}: {fault}" for fault in found)
         if profile is not None:
             profiles.append(profile)
@@ -96,7 +101,9 @@ def brought() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
-def _load(path: Path, check_policy: PolicyCheck, faults: list[str]) -> Profile | None:
+def _load(
+    path: Path, section_checks: Mapping[str, SectionCheck], faults: list[str]
+) -> Profile | None:
     """The profile, or None; every fault is appended."""
     try:
         data = read_mapping(path)
@@ -116,12 +123,17 @@ def _load(path: Path, check_policy: PolicyCheck, faults: list[str]) -> Profile |
         checks.texts(section)
         if server is not None:
             checks.launched(server)
-    policy = data.get("policy")
-    if isinstance(policy, dict):
-        faults.extend(check_policy(policy))
+    for name, check in section_checks.items():
+        if isinstance(data.get(name), dict):
+            faults.extend(check(data[name]))
     memory = data.get("memory")
     if isinstance(memory, dict):
         faults.extend(f"memory.{key}: unknown key, expected none" for key in memory)
+    tokenizer = data.get("tokenizer")
+    if isinstance(tokenizer, str) and not (path.parent / Path(tokenizer).expanduser()).is_file():
+        faults.append(
+            f"tokenizer: expected the path of a tokenizer.json, got {tokenizer!r}: no such file"
+        )
     keys_file = data.get("api_keys_file")
     keys = _api_keys(path.parent / keys_file, faults) if isinstance(keys_file, str) else {}
     if faults or top is None or server is None:
@@ -130,13 +142,14 @@ def _load(path: Path, check_policy: PolicyCheck, faults: list[str]) -> Profile |
         top.name,
         tuple(top.aliases),
         server,
-        top.policy,
+        {name: getattr(top, name) for name in CHECKED_ELSEWHERE},
         path,
         model=checks.model,
         mmproj=checks.files.get("mmproj"),
         draft_model=checks.files.get("draft_model"),
         api_keys=keys,
         engine_key=checks.engine_key,
+        tokenizer=path.parent / Path(top.tokenizer).expanduser() if top.tokenizer else None,
         notes=tuple(checks.notes),
     )
 

@@ -113,6 +113,12 @@ class ProfileFile(_Section):
     server: dict[str, Any] = Field(description="a section with model or with attach")
     policy: dict[str, Any] = Field(default_factory=dict, description="a section")
     memory: dict[str, Any] = Field(default_factory=dict, description="a section")
+    normalize: dict[str, Any] = Field(default_factory=dict, description="a section")
+    kinds: dict[str, Any] = Field(default_factory=dict, description="a section")
+    explain: dict[str, Any] = Field(default_factory=dict, description="a section")
+    tokenizer: str | None = Field(
+        default=None, min_length=1, description="the path of a tokenizer.json"
+    )
     api_keys_file: str | None = Field(
         default=None,
         min_length=1,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from policies.params import Home
 from policies.prefix import Tokens, lcp
-from policies.types import Match, Request
+from policies.types import SIDE_JOB, Match, Request
 
 _RAW_SHARE = 7 / 8  # of a raw prompt's predecessor, and one chunk at most may differ
 
@@ -32,9 +32,14 @@ def match(request: Request, view: Tokens, session: str, knobs: Home) -> Match:
         return Match(shared, covers, same, "continues")
     by_tokens = _raw_kind if request.first_user_end == 0 else _chat_kind
     kind = by_tokens(request, shared, len(view), knobs)
-    if kind in ("kin", "stranger") and knobs.by_session and session and request.session == session:
+    if kind in ("kin", "stranger") and knobs.by_session and _same_session(request, session):
         kind = "session"  # a changed clock, reordered tools: the same conversation all the same
     return Match(shared, covers, same, kind)
+
+
+def _same_session(request: Request, session: str) -> bool:
+    """A side job may carry its conversation's id, and is a stranger to it all the same."""
+    return bool(session) and request.session == session and request.kind != SIDE_JOB
 
 
 _Kind = Literal["continues", "branch", "session", "kin", "stranger"]

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 
 from policies.affinity import destroyed_s, is_live
 from policies.params import Params
-from policies.types import Match, Request, SlotView
-
-SIDE_JOB = "side"
+from policies.types import SIDE_JOB, Match, Request, SlotView
 
 
 def is_guest(

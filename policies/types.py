@@ -45,6 +45,9 @@ class Reason(StrEnum):
     POOL = "pool"  # the unified KV pool has no room beside what runs
 
 
+SIDE_JOB = "side"  # the kind of a request that comes between the turns of a conversation
+
+
 class Section(NamedTuple):
     """A part of a prompt. Sections come in order and cover it from the first token on."""
 

@@ -198,7 +198,11 @@ class Forwarding:
             "X-Slotwise-Wait-Ms": str(round(dispatch.waited_s * 1000)),
         }
         cut = self._request.cut(dispatch.max_tokens)
-        return headers if cut is None else {**headers, "X-Slotwise-Max-Tokens": cut}
+        if cut is not None:
+            headers["X-Slotwise-Max-Tokens"] = cut
+        if self._request.normalized:
+            headers["X-Slotwise-Normalized"] = ", ".join(self._request.normalized)
+        return headers
 
     def _line(self, dispatch: Dispatch) -> str:
         """The comment that stands for the headers where the head went out before the decision."""

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from policies.params import Params
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
+from proxy.kinds import Patterns
+from proxy.normalize import Normalize
 from proxy.poller import SlotsPoller
 from proxy.probe import ProbeResult, probe
 
@@ -28,6 +30,8 @@ class ServedProfile:
     cache_ram_mib: int = 0
     kv_unified: bool = False
     windows: tuple[int, ...] | None = None  # tokens by id_slot; None: the engine's own
+    normalize: Normalize = field(default_factory=Normalize)
+    kinds: Patterns = field(default_factory=Patterns)
 
 
 @dataclass

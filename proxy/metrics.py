@@ -34,6 +34,7 @@ from proxy.events import (
     SlotsReported,
     Waiting,
 )
+from proxy.normalize import PARTS
 from proxy.record import Record
 from proxy.series import Series
 from proxy.status import SlotStatus
@@ -119,6 +120,11 @@ class Metrics:
         """An answer with this HTTP status was given; ``profile`` None: no such model."""
         known = profile if profile in self._profiles else _UNKNOWN
         self._series.requests.labels(known, rule, code if 100 <= code <= 599 else "other").inc()
+
+    def normalized(self, profile: str, parts: Iterable[str]) -> None:
+        """Parts of a request were made equal to their like."""
+        for part in parts:
+            self._series.normalized.labels(profile, part).inc()
 
     def engine_state(self, engine: str, up: bool) -> None:
         self._series.engine_up.labels(engine).set(int(up))
@@ -252,6 +258,8 @@ class Metrics:
             self._series.expected_cached_tokens.labels(profile)
             self._series.reuse_bound_tokens.labels(profile)
             self._series.prefill_seconds_avoided.labels(profile)
+            for part in PARTS:
+                self._series.normalized.labels(profile, part)
             for cause in RECOMPUTED:
                 for section in SECTIONS:
                     self._series.recomputed_tokens.labels(profile, cause, section)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from policies.guest import SIDE_JOB
 from policies.prefix import EMPTY, Tokens
-from policies.types import Match, Request, Rule, SlotId
+from policies.types import SIDE_JOB, Match, Request, Rule, SlotId
 
 
 class SlotState(StrEnum):

@@ -29,14 +29,16 @@ class Normalize:
     clock: bool = False  # times in the system text are cut to the day
 
 
+PARTS = tuple(f.name for f in fields(Normalize))
+
+
 def from_mapping(given: Mapping[str, Any], path: str = "normalize") -> tuple[Normalize, list[str]]:
     """Switches from plain data; faults name the YAML path, the value and what was expected."""
-    known = [f.name for f in fields(Normalize)]
     faults: list[str] = []
     accepted: dict[str, bool] = {}
     for name, value in given.items():
-        if name not in known:
-            faults.append(f"{path}.{name}: unknown key, expected one of {', '.join(known)}")
+        if name not in PARTS:
+            faults.append(f"{path}.{name}: unknown key, expected one of {', '.join(PARTS)}")
         elif not isinstance(value, bool):
             faults.append(f"{path}.{name}: expected true or false, got {value!r}")
         else:

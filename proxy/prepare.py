@@ -8,8 +8,8 @@ to a busy slot can mix two conversations, so the pin is ours alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +17,7 @@ import orjson
 
 from policies.types import SlotId
 from proxy.errors import ProxyError, bad
+from proxy.normalize import Normalize, normalize
 
 OFF_LOOP_BYTES = 1024 * 1024
 """A body longer than this is parsed in a thread, so that other streams keep flowing."""
@@ -46,6 +47,7 @@ class Prepared:
     cache_prompt: bool
     injected_progress: bool  # the proxy asked for progress, the client did not
     size_bytes: int
+    normalized: tuple[str, ...] = ()  # what was changed in it, by name
 
     async def upstream(self, slot: SlotId, max_tokens: int | None) -> bytes:
         """The body for the engine, pinned to ``slot`` (-1: it chooses), its limit cut."""
@@ -59,8 +61,13 @@ class Prepared:
                 asked = body.get(name)
                 if asked is not None:
                     body[name] = max_tokens if asked < 0 else min(asked, max_tokens or 0)
-        content: bytes = await _off_loop(orjson.dumps, body, self.size_bytes)
+        content: bytes = await off_loop(orjson.dumps, body, self.size_bytes)
         return content
+
+    def normalize(self, settings: Normalize) -> Prepared:
+        """Without the parts that change with every request for nothing, as far as asked for."""
+        fields, applied = normalize(self.fields, settings)
+        return replace(self, fields=dict(fields), normalized=applied) if applied else self
 
     def cut(self, max_tokens: int | None) -> str | None:
         """``N -> M`` where the limit asked for was cut to ``max_tokens``, else None."""
@@ -72,7 +79,7 @@ class Prepared:
 async def parse(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object; raises a 400 that says what is wrong."""
     try:
-        body = await _off_loop(orjson.loads, raw, len(raw))
+        body = await off_loop(orjson.loads, raw, len(raw))
     except orjson.JSONDecodeError as error:
         raise bad(None, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
@@ -186,5 +193,6 @@ def _kind(value: Any) -> str:
     return "an object" if isinstance(value, dict) else _show(value)
 
 
-async def _off_loop(work: Any, value: Any, size_bytes: int) -> Any:
+async def off_loop(work: Callable[[Any], Any], value: Any, size_bytes: int) -> Any:
+    """``work(value)``, in a thread where the body it comes from is long."""
     return work(value) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -28,7 +29,9 @@ from proxy.errors import (
 )
 from proxy.forward import Forwarding
 from proxy.gate import caller_of
-from proxy.prepare import Kind, Prepared, prepare
+from proxy.identity import Session, SessionTable
+from proxy.kinds import kind_of
+from proxy.prepare import Kind, Prepared, off_loop, prepare
 from proxy.reply import Reply
 from proxy.ticket import Ticket
 from proxy.tokenize import Encoded, Tokenizer
@@ -55,6 +58,7 @@ class Services:
 
     driver: Driver
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    sessions: SessionTable = field(default_factory=lambda: SessionTable(salt=os.urandom(16)))
     settings: Settings = field(default_factory=Settings)
 
 
@@ -104,6 +108,8 @@ class Exchange:
         caller = caller_of(scope)
         self._driver = services.driver
         self._tokenizer = services.tokenizer
+        self._sessions = services.sessions
+        self._headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self._settings = services.settings
         self._id = caller.request_id
         self._key = caller.key
@@ -145,11 +151,15 @@ class Exchange:
         log.info("request %s: %s %d", self._id, dispatch.slot if dispatch else "-", code)
 
     async def _serve(self, kind: Kind, path: str, raw: bytes) -> int:
-        request = await prepare(kind, path, raw, self._driver.names)
-        self._profile = request.profile
+        asked = await prepare(kind, path, raw, self._driver.names)
+        self._profile = asked.profile
+        served = self._driver.profiles[asked.profile]
+        request = asked.normalize(served.normalize)
+        self._driver.metrics.normalized(asked.profile, request.normalized)
         async with self._informed(request):
             encoded = await self._encoded(request)
-            return await self._scheduled(request, encoded)
+            who = await self._identified(request)
+            return await self._scheduled(request, encoded, who)
 
     async def _encoded(self, request: Prepared) -> Encoded:
         """The prompt's tokens, as soon as an engine is there to tell them."""
@@ -167,7 +177,16 @@ class Exchange:
                 if life is not None and life.client is engine:
                     raise  # it should be there: say so; else it was lost, and the next one does it
 
-    async def _scheduled(self, request: Prepared, encoded: Encoded) -> int:
+    async def _identified(self, request: Prepared) -> Session:
+        """Which conversation it belongs to. Reading a long one is done beside the loop."""
+        reader = self._sessions.reader
+        asked = await off_loop(
+            lambda fields: reader.read(self._headers, fields), request.fields, request.size_bytes
+        )
+        return self._sessions.find(asked, self._key, self._driver.clock())
+
+    async def _scheduled(self, request: Prepared, encoded: Encoded, session: Session) -> int:
+        patterns = self._driver.profiles[request.profile].kinds
         ticket = self._driver.submit(
             Request(
                 id=self._id,
@@ -179,6 +198,9 @@ class Exchange:
                 stream=request.stream,
                 key=self._key,
                 cache_prompt=request.cache_prompt,
+                session=session.id,
+                kind=kind_of(request.fields, patterns, request.path),
+                sections=encoded.sections,
             )
         )
         self._ticket = ticket

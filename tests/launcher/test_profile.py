@@ -50,7 +50,7 @@ def _load(directory: Path, *profiles: Any) -> list[Profile]:
         path = directory / f"p{number}.yaml"
         path.write_text(data if isinstance(data, str) else yaml.safe_dump(data))
         paths.append(str(path))
-    return profile.load_all(paths, _no_policy_faults)
+    return profile.load_all(paths, {"policy": _no_policy_faults})
 
 
 def _faults(directory: Path, *profiles: Any) -> list[str]:
@@ -220,7 +220,7 @@ def test_a_value_that_unfolds_without_end_is_shown_short(tmp_path: Path) -> None
 
 def test_a_missing_profile_names_those_that_come_along(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="expected a YAML file, or one of demo, tiny"):
-        profile.load_all(["nosuch"], _no_policy_faults)
+        profile.load_all(["nosuch"], {})
 
 
 def test_a_name_used_twice_is_a_fault(tmp_path: Path, plain: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ def test_the_profiles_that_come_along_have_no_fault() -> None:
 
     names = profile.brought()
     assert {"demo", "tiny"} <= set(names)
-    loaded = profile.load_all(["tiny"], lambda policy: from_mapping(policy)[1])
+    loaded = profile.load_all(["tiny"], {"policy": lambda policy: from_mapping(policy)[1]})
     assert loaded[0].windows == [32768] * 4
 
 

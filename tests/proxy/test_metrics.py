@@ -209,6 +209,7 @@ def test_there_are_no_created_series_and_no_instance_label(metrics: Metrics) -> 
         "slotwise_recomputed_tokens_total",
         "slotwise_reuse_bound_tokens_total",
         "slotwise_prefill_seconds_avoided_total",
+        "slotwise_normalized_total",
         "slotwise_requests_total",
         "slotwise_queue_wait_seconds",
         "slotwise_time_to_first_token_seconds",

@@ -290,6 +290,13 @@ def test_a_side_job_is_a_guest_whatever_its_length() -> None:
     assert dispatches(s.handle(RequestArrived(request), 1)) == [("t", 0, "guest")]
 
 
+def test_a_side_job_with_the_sessions_id_leaves_its_slot_alone() -> None:
+    s = scheduler(slots=2)
+    home = serve(s, in_session("a1", "s1", ("head", 50), ("a", 3000)), 0)
+    side = replace(title("t", 900).request, kind="side", session="s1")
+    assert dispatches(s.handle(RequestArrived(side), 1)) == [("t", 1 - home, "guest")]
+
+
 def test_what_a_side_job_left_is_a_guests_wherever_it_sat() -> None:
     s = scheduler(slots=2)
     request = replace(title("t1").request, kind="side")
