@@ -24,6 +24,7 @@ from pathlib import Path
 import uvicorn
 
 from launcher import argv, command_line
+from launcher import explain as ask_why
 from launcher.attach import Attachment
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE
 from launcher.listener import Loss
@@ -31,10 +32,11 @@ from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import EngineSpec, InUseError, Supervisor
 from policies import params
-from proxy import kinds, normalize
+from proxy import explain, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.journal import Journal
+from proxy.ledger import Ledger
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
@@ -47,6 +49,7 @@ CHECKS: dict[str, SectionCheck] = {
     "policy": lambda given: params.from_mapping(given)[1],
     "normalize": lambda given: normalize.from_mapping(given)[1],
     "kinds": lambda given: kinds.from_mapping(given)[1],
+    "explain": lambda given: explain.from_mapping(given)[1],
 }
 
 
@@ -62,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = command_line.parser().parse_args(arguments)
     try:
+        if given.command == "explain":
+            return ask_why.run(given)
         profiles = load_all(given.profiles, CHECKS)
         if given.command == "check":
             print("\n\n".join(command_line.describe(served) for served in profiles))
@@ -99,17 +104,28 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
         journal = Journal(given.journal) if given.journal else None
     except OSError as error:
         raise UsageError(f"--journal {given.journal}: {error.strerror}") from error
-    return asyncio.run(_serve_until_signal(profiles, keys, listening, state_dir, journal))
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        ledger = Ledger(state_dir / "requests.jsonl")
+    except OSError as error:
+        raise UsageError(f"--state-dir {state_dir}: {error.strerror}") from error
+    kept = [explain.from_mapping(p.sections["explain"])[0].keep_mib for p in profiles]
+    driver = Driver(
+        [_served(profile) for profile in profiles],
+        journal=journal,
+        ledger=ledger,
+        keep_bytes=sum(kept) * 2**20,
+    )
+    return asyncio.run(_serve_until_signal(driver, profiles, keys, listening, state_dir))
 
 
 async def _serve_until_signal(
+    driver: Driver,
     profiles: Sequence[Profile],
     keys: dict[str, str],
     listening: socket.socket,
     state_dir: Path,
-    journal: Journal | None,
 ) -> int:
-    driver = Driver([_served(profile) for profile in profiles], journal=journal)
     engines = _Engines(driver, profiles, state_dir, _url(listening))
     driver.on_engine_hung = engines.restart
     config = uvicorn.Config(

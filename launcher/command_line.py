@@ -12,7 +12,7 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
-from launcher import argv
+from launcher import argv, explain
 from launcher.profile import Profile, brought
 from launcher.settings import AttachedServer
 
@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "or every fault at once (exit status 2).",
     )
     _add_profiles(check)
+    explain.add_parser(commands)
     return top
 
 

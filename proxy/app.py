@@ -28,6 +28,7 @@ from proxy.life import EngineLife
 from proxy.models_list import models_answer
 from proxy.prepare import Kind, choose_profile, parse
 from proxy.relay import Relay, Services, Settings
+from proxy.requests_pages import RequestsPages
 
 GENERATING = {
     "/v1/chat/completions": Kind.CHAT,
@@ -90,7 +91,7 @@ def create_app(
         settings = Settings(first_comment_s, comment_every_s, max_body_bytes)
     services = Services(driver, settings=settings)
     app = Starlette(
-        routes=_routes(services),
+        routes=_routes(services, has_keys=bool(keys)),
         middleware=[Middleware(Gate, keys=keys)],
         exception_handlers={HTTPException: _http_error, ProxyError: _proxy_error},
     )
@@ -98,8 +99,9 @@ def create_app(
     return app
 
 
-def _routes(services: Services) -> list[BaseRoute]:
+def _routes(services: Services, has_keys: bool) -> list[BaseRoute]:
     pages = Pages(services)
+    requests = RequestsPages(services.driver, has_keys)
     get: dict[str, Handler] = {
         "/v1/models": pages.models,
         "/models": pages.models,
@@ -110,6 +112,8 @@ def _routes(services: Services) -> list[BaseRoute]:
         "/health/ready": pages.ready,
         "/metrics": pages.metrics,
         "/slotwise/status": pages.status,
+        "/slotwise/requests": requests.listed,
+        "/slotwise/requests/{id}": requests.one,
     }
     routes: list[BaseRoute] = [
         Route(path, Relay(services, kind, path), methods=["POST"])
@@ -189,6 +193,7 @@ class Pages:
                     }
                     for life in driver.engines.values()
                 },
+                "history": driver.history.kept(),
                 "token_cache": {
                     "entries": len(cache),
                     "size_bytes": cache.size_bytes,

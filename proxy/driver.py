@@ -32,7 +32,9 @@ from proxy.events import (
     Waiting,
     WakeAt,
 )
+from proxy.history import DEFAULT_KEEP_BYTES, History
 from proxy.journal import Journal
+from proxy.ledger import Ledger
 from proxy.life import EngineLife, look_at
 from proxy.life import ServedProfile as ServedProfile
 from proxy.metrics import Metrics
@@ -56,17 +58,22 @@ class Driver:
         profiles: Sequence[ServedProfile],
         journal: Journal | None = None,
         *,
+        ledger: Ledger | None = None,
+        keep_bytes: int = DEFAULT_KEEP_BYTES,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
     ) -> None:
         self.profiles = {profile.name: profile for profile in profiles}
-        self.scheduler = Scheduler({p.name: p.params for p in profiles})
+        params = {p.name: p.params for p in profiles}
+        self.scheduler = Scheduler(params)
         self.metrics = Metrics(list(self.profiles))
+        self.history = History(params, keep_bytes, offset_s=time.time() - clock())
         self.engines: dict[str, EngineLife] = {}
         self.models: dict[str, dict[str, Any]] = {}  # /v1/models of each profile, as last asked
         self.on_engine_hung: Callable[[str, str], None] | None = None
         self.clock = clock
         self._journal = journal
+        self._ledger = ledger
         self._pace = pace or Pace()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -92,6 +99,11 @@ class Driver:
         now = self.clock()
         actions = self.scheduler.handle(event, now)
         self.metrics.observe(event, actions, now)
+        record = self.history.observe(event, actions, now)
+        if record is not None:
+            self.metrics.attributed(record)
+            if self._ledger is not None:
+                self._ledger.write(record)
         if self._journal is not None:
             self._journal.write(now, event, actions)
         for action in actions:
@@ -294,5 +306,6 @@ class Driver:
             self._timer.cancel()
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_TIMEOUT_S)
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.close)
+        for file in (self._journal, self._ledger):
+            if file is not None:
+                await asyncio.to_thread(file.close)

@@ -16,6 +16,8 @@ from policies.attribution import AVOIDABLE, SECTIONS, Cause
 from proxy.record import Changed, Record
 
 MOST_LISTED = 1000
+DEFAULT_KEEP_MIB = 64
+_MOST_KEEP_MIB = 65_536
 _DEFAULT_LISTED = 20
 _SHOWN_CHARS = 60  # of each side of a difference
 _LEAD_CHARS = 16  # of the word that the difference is in
@@ -36,6 +38,26 @@ class Texts(NamedTuple):
 
     before: str
     after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """A profile's ``explain`` section."""
+
+    keep_mib: int = DEFAULT_KEEP_MIB  # prompts kept in memory, to tell what changed in the next one
+
+
+def from_mapping(given: Mapping[str, Any], path: str = "explain") -> tuple[Explain, list[str]]:
+    """Settings from plain data; faults name the YAML path, the value and the limit."""
+    faults = [
+        f"{path}.{name}: unknown key, expected keep_mib" for name in given if name != "keep_mib"
+    ]
+    keep_mib = given.get("keep_mib", DEFAULT_KEEP_MIB)
+    if isinstance(keep_mib, bool) or not isinstance(keep_mib, int):
+        faults.append(f"{path}.keep_mib: expected a whole number, got {keep_mib!r}")
+    elif not 1 <= keep_mib <= _MOST_KEEP_MIB:
+        faults.append(f"{path}.keep_mib: expected 1 to {_MOST_KEEP_MIB} MiB, got {keep_mib!r}")
+    return (Explain() if faults else Explain(keep_mib)), faults
 
 
 @dataclass(frozen=True, slots=True)

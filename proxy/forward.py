@@ -125,7 +125,7 @@ class Forwarding:
                 seen.read(answer)
         except orjson.JSONDecodeError:
             pass  # the engine's to explain; that it ended is certain
-        self._ticket.finished(seen)
+        self._finished(seen)
         await self._reply.whole(upstream.status, upstream.content_type, content)
         return upstream.status
 
@@ -138,8 +138,19 @@ class Forwarding:
             self._first_token = True
             waited_s = self._driver.clock() - self._arrived
             self._driver.metrics.first_token(self._ticket.request.id, waited_s)
+            self._driver.history.note(self._ticket.request.id, ttft_s=waited_s)
         if seen.done and not self._ticket.ended:
-            self._ticket.finished(seen)
+            self._finished(seen)
+
+    def _finished(self, seen: Seen) -> None:
+        """The engine's own end: what it told goes into the record before the record is made."""
+        self._driver.history.note(
+            self._ticket.request.id,
+            prefill_s=seen.prefill_s,
+            decode_s=seen.decode_s,
+            finish=seen.finish,
+        )
+        self._ticket.finished(seen)
 
     # ------------------------------------------------------------ what goes wrong
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 CLIENT_GONE = 499
 _ERROR_TIMEOUT_S = 30.0  # for an error to reach a client that reads slowly
 _CANCEL_AGAIN_S = 2.0
+_CLIENT_CHARS = 40
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ class Exchange:
             )
         )
         self._ticket = ticket
+        self._driver.history.note(self._id, client=_client(self._headers))
         try:
             dispatch = await ticket.decided()
             forwarding = Forwarding(self._driver, self._reply, request, ticket, self._arrived)
@@ -242,3 +244,9 @@ class Exchange:
         if standing is None:
             return "waiting"
         return f"waiting: {standing.reason}, {standing.ahead} before you"
+
+
+def _client(headers: Mapping[str, str]) -> str | None:
+    """The program that asks, as its User-Agent begins."""
+    words = headers.get("user-agent", "").split()
+    return words[0][:_CLIENT_CHARS] if words else None

@@ -12,15 +12,26 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 MAX_HELD_BYTES = 16 * 1024 * 1024
 """An event longer than this is not looked at, only passed on."""
 
+_MOST_MS = 1e12
+_FINISH_CHARS = 40
+_T = TypeVar("_T")
+
 _EVENT_END = re.compile(rb"\n\r?\n")
 _GENERATED = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
 _FINAL = re.compile(rb'"stop"\s*:\s*true')
-_WORTH_PARSING = (b'"timings"', b'"usage"', b'"error"', b'"prompt_progress"', b'"__verbose"')
+_WORTH_PARSING = (
+    b'"timings"',
+    b'"usage"',
+    b'"error"',
+    b'"prompt_progress"',
+    b'"__verbose"',
+    b'"finish_reason":"',  # on the way it is null
+)
 
 
 class Progress(NamedTuple):
@@ -40,6 +51,9 @@ class Seen:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     id_slot: int | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    finish: str | None = None  # the engine's reason
     generated: int = 0  # events that carried text: at least one token each
     started: bool = False  # an event that is no progress was seen
     done: bool = False  # the engine's end marker was seen
@@ -71,6 +85,9 @@ class Seen:
         self.id_slot = _first(
             _count(answer.get("id_slot")), _count(verbose.get("id_slot")), self.id_slot
         )
+        self.prefill_s = _first(_seconds(timings.get("prompt_ms")), self.prefill_s)
+        self.decode_s = _first(_seconds(timings.get("predicted_ms")), self.decode_s)
+        self.finish = _finish(answer) or self.finish
 
 
 class SseReader:
@@ -198,7 +215,24 @@ def _count(value: Any) -> int | None:
     return value
 
 
-def _first(*values: int | None) -> int | None:
+def _seconds(ms: Any) -> float | None:
+    """Milliseconds as the engine tells them; anything else is as good as not said."""
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms < _MOST_MS:
+        return None
+    return ms / 1000
+
+
+def _finish(answer: Mapping[str, Any]) -> str | None:
+    """Why the answer ended, in OpenAI's word or in llama.cpp's own."""
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    for said in (_mapping(first).get("finish_reason"), answer.get("stop_type")):
+        if isinstance(said, str) and said:
+            return said[:_FINISH_CHARS]
+    return None
+
+
+def _first(*values: _T | None) -> _T | None:
     return next((value for value in values if value is not None), None)
 
 

@@ -1,0 +1,84 @@
+"""``GET /slotwise/requests``: what became of every prompt token of the last requests, and why.
+
+Text of a prompt is shown only to the key named ``admin`` or, where there are no keys, to a client
+on this machine; it is made from token ids when it is asked for, and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from proxy import explain
+from proxy.driver import Driver
+from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError, bad
+from proxy.explain import Texts
+from proxy.gate import caller_of
+from proxy.record import Record
+
+log = logging.getLogger(__name__)
+
+ADMIN = "admin"
+_MOST_TEXTS = 20  # of one answer: each costs the engine two short calls
+
+
+class RequestsPages:
+    """The list and the single request. ``has_keys``: whether clients need a key."""
+
+    def __init__(self, driver: Driver, has_keys: bool) -> None:
+        self._driver = driver
+        self._has_keys = has_keys
+
+    async def listed(self, request: Request) -> Response:
+        try:
+            wanted = explain.wanted(request.query_params)
+        except ValueError as error:
+            raise bad(None, str(error)) from None
+        records = self._driver.history.records(wanted.session, wanted.last)
+        texts: dict[str, Texts] = {}
+        if self._may_see_text(request):
+            for record in records[-_MOST_TEXTS:]:
+                found = await self._texts(record)
+                if found is not None:
+                    texts[record.id] = found
+        return _json(explain.listing(records, texts))
+
+    async def one(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        record = self._driver.history.record(id)
+        if record is None:
+            text = f"request {id:.80} is not known: not ended yet, or too long ago"
+            raise ProxyError(404, "request_not_found", text)
+        texts = await self._texts(record) if self._may_see_text(request) else None
+        return _json(explain.as_json(record, texts))
+
+    def _may_see_text(self, request: Request) -> bool:
+        caller = caller_of(request.scope)
+        if self._has_keys:
+            return caller.key == ADMIN
+        try:
+            return ipaddress.ip_address(caller.key).is_loopback
+        except ValueError:
+            return False
+
+    async def _texts(self, record: Record) -> Texts | None:
+        """Both sides of a difference as text; None: there is none, or no engine to ask."""
+        ids = explain.ids_to_show(record)
+        life = self._driver.ready_engine(record.profile)
+        if ids is None or life is None or life.client is None:
+            return None
+        try:
+            before, after = [await life.client.detokenize(side) for side in ids]
+        except (EngineUnreachableError, UpstreamError) as error:
+            log.warning("request %s: its difference cannot be shown: %s", record.id, error)
+            return None
+        return Texts(before, after)
+
+
+def _json(content: Any) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")
