@@ -18,8 +18,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
-PURE = ("events", "mirror", "book", "status", "scheduler", "sse", "identity", "turns", "kinds")
-PURE += ("shapes", "normalize", "sections", "history", "account", "computed", "record", "explain")
+PURE = (
+    *("events", "mirror", "book", "status", "scheduler", "sse", "sections"),
+    *("shapes", "turns", "identity", "kinds", "normalize"),
+    *("computed", "account", "record", "history", "explain"),
+)
 POLICIES = ("policies", "policies.*")
 PURE_FILES = tuple(f"proxy/{name}.py" for name in PURE)
 PURE_MODULES = ("proxy", *(f"proxy.{name}" for name in PURE))
@@ -38,6 +41,9 @@ STARTING |= {"rich", "tokenizers", "xllamacpp", "yaml"}
 MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers", "yaml"})
 
 
+ASKING = ("causes", "client", "compare", "demo", "engines", "replay")
+
+
 @dataclass(frozen=True)
 class Law:
     files: tuple[str, ...]  # patterns
@@ -54,7 +60,7 @@ LAWS = (
     Law(("launcher/*.py",), ("launcher", "launcher.*"), STARTING),
     Law(
         # these talk to a running server
-        tuple(f"bench/{name}.py" for name in ("client", "compare", "demo", "engines", "replay")),
+        tuple(f"bench/{name}.py" for name in ASKING),
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),
         MEASURING | {"httpx"},
     ),

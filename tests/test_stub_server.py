@@ -10,6 +10,7 @@ import pytest
 from tests.clients import HangingClient, cached, chat, events, post, words
 from tests.support import StubServer, wait_until
 
+TIMER_EARLY_S = 0.01  # by which a loop's timer may fire before its time
 BUSY = {"prefill_tps": 0.0, "decode_tps": 20.0, "answer_tokens": 40}  # two seconds of answer
 
 
@@ -113,7 +114,7 @@ def test_a_slot_can_stay_busy_after_a_hang_up(two_slots: StubServer) -> None:
     wait_until(lambda: two_slots.busy() == [0])
     hanging.hang_up()
     (gone,) = wait_until(lambda: [r for r in two_slots.requests() if "released" in r])
-    assert gone["released"] - gone["closed"] >= 0.5
+    assert gone["released"] - gone["closed"] >= 0.5 - TIMER_EARLY_S
 
 
 def test_a_client_that_leaves_the_queue_never_gets_a_slot(two_slots: StubServer) -> None:
