@@ -43,6 +43,10 @@ class Source:
     vocabulary: Callable[[], Mapping[str, Any] | None] | None = None
     tokenizer_json: Path | None = None
 
+    @property
+    def given(self) -> bool:
+        return self.vocabulary is not None or self.tokenizer_json is not None
+
     def load_vocabulary(self) -> Vocabulary | None:
         """Raises :class:`UnsupportedError` where the model file cannot be read."""
         if self.vocabulary is None:

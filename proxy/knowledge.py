@@ -57,6 +57,7 @@ class Local:
 
     def __init__(self, profile: str, source: Source) -> None:
         self.salt = blake2b(b"local " + profile.encode(), digest_size=16).digest()
+        self._source = source
         self._encoder = ProcessEncoder(source)
         self._lock = asyncio.Lock()
         self._cuts: Cuts | None = None
@@ -64,6 +65,8 @@ class Local:
 
     async def get(self) -> tuple[ProcessEncoder, Cuts]:
         """Raises :class:`UnsupportedError`, at once where it did before."""
+        if not self._source.given:
+            raise UnsupportedError("no vocabulary is known")
         async with self._lock:
             if self._refused is not None:
                 raise UnsupportedError(self._refused)

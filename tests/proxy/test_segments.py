@@ -1,0 +1,181 @@
+"""Texts cut at special tokens: as the engine partitions them, kept within bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.prefix import Tokens, pack
+from proxy.segments import Cuts, Mapped, Piece, SegmentCache, Trails, content_key
+
+CHAT = {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 0}
+RUNS = {"\n" * n: 10 + n for n in range(1, 6)}
+
+
+def partition(text: str, specials: dict[str, int]) -> list[Piece]:
+    """llama.cpp's ``tokenizer_st_partition``: one special token after the other, longest first."""
+    parts: list[Piece] = [text] if text else []
+    for special in sorted(specials, key=lambda s: -len(s.encode())):
+        done: list[Piece] = []
+        for part in parts:
+            if isinstance(part, int):
+                done.append(part)
+                continue
+            while (at := part.find(special)) >= 0:
+                if at:
+                    done.append(part[:at])
+                done.append(specials[special])
+                part = part[at + len(special) :]
+            if part:
+                done.append(part)
+        parts = done
+    return parts
+
+
+def cut(cuts: Cuts, text: str, start: int = 0) -> list[Piece]:
+    """All the way: pieces, and what is tangled inside them."""
+    parts: list[Piece] = []
+    for piece, _ in cuts.pieces(text, start):
+        parts += [piece] if isinstance(piece, int) else cuts.fragments(piece)
+    return parts
+
+
+def joined(parts: list[Piece]) -> list[Piece]:
+    """Texts that stand side by side put together: the engine never cuts between two of them."""
+    whole: list[Piece] = []
+    for part in parts:
+        if whole and isinstance(part, str) and isinstance(whole[-1], str):
+            whole[-1] += part
+        else:
+            whole.append(part)
+    return whole
+
+
+names = st.text("ab<>", min_size=1, max_size=4)
+
+
+@given(st.sets(names, min_size=1, max_size=6), st.text("ab<> \n", max_size=40))
+def test_a_text_is_cut_as_the_engine_partitions_it(texts: set[str], text: str) -> None:
+    specials = {special: i for i, special in enumerate(sorted(texts))}
+    cuts = Cuts(specials)
+    if cuts.certain:
+        assert cut(cuts, text) == partition(text, specials)
+
+
+@given(st.lists(st.sampled_from([*CHAT, *RUNS, "a", " ", "<|im_", "start|>", "\r"]), max_size=40))
+def test_chat_tokens_and_runs_of_newlines_are_cut_as_the_engine_does(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert cut(Cuts({**CHAT, **RUNS}), text) == partition(text, {**CHAT, **RUNS})
+
+
+@given(st.text("a\n", max_size=60), st.integers(0, 3), st.text("a\n", max_size=9))
+def test_a_long_text_is_also_cut_behind_runs_and_a_longer_one_keeps_those_cuts(
+    text: str, long: int, more: str
+) -> None:
+    text = ("a" * 2047 + text) * long
+    cuts = Cuts({**CHAT, **RUNS})
+    assert cut(cuts, text) == partition(text, {**CHAT, **RUNS})
+    ends = [end for _, end in cuts.pieces(text)][:-1]
+    assert ends == [end for _, end in cuts.pieces(text + more)][: len(ends)]
+
+
+def test_a_long_text_is_left_whole_where_newlines_stand_in_other_tokens_too() -> None:
+    assert len(list(Cuts({**RUNS, "a\n": 9}).pieces("ab\n" * 3000))) == 1
+    assert len(list(Cuts({**RUNS, "ab": 9}).pieces("a\n" * 3000))) > 1
+
+
+@pytest.mark.parametrize(
+    ("specials", "tangled"),
+    [
+        (["<a>", "<b>"], []),
+        (["<a>", "<ab>"], []),
+        (["<a>", "<a>x"], ["<a>", "<a>x"]),
+        (["ab", "bc", "<x>"], ["ab", "bc"]),
+        (["\n", "\n\n"], ["\n", "\n\n"]),
+        (["aba"], ["aba"]),
+        (["<a>", ">"], ["<a>", ">"]),
+    ],
+)
+def test_only_tokens_that_never_overlap_are_clean(specials: list[str], tangled: list[str]) -> None:
+    cuts = Cuts({special: i for i, special in enumerate(specials)})
+    assert sorted(text for text, _ in cuts.tangled) == sorted(tangled)
+    assert sorted(cuts.clean) == sorted(set(specials) - set(tangled))
+
+
+def test_overlapping_tokens_of_equal_length_leave_the_order_uncertain() -> None:
+    assert not Cuts({"ab": 1, "bc": 2}).certain
+    assert Cuts({"\n": 1, "\n\n": 2, "\t\t": 3}).certain
+
+
+def test_tokens_are_found_across_the_windows_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.segments._WINDOW_CHARS", 7)
+    text = "ab<|im_start|>c<|im_end|><|im_end|>" * 9
+    assert cut(Cuts(CHAT), text) == partition(text, CHAT)
+
+
+def test_thousands_of_special_tokens_make_one_quick_search() -> None:
+    specials = {f"<unused{i}>": i for i in range(6000)}
+    cuts = Cuts(specials)
+    assert cut(cuts, "a<unused12>b<unused1234><unused9999>") == ["a", 12, "b", 1234, "<unused9999>"]
+
+
+def test_segments_are_kept_within_their_bytes_those_used_last() -> None:
+    cache = SegmentCache(max_bytes=1000)
+    for i in range(20):
+        cache.put(bytes([i]), bytes(50))
+        cache.get(b"\0")
+        assert cache.size_bytes <= 1000
+    assert (cache.get(b"\0"), cache.get(b"\1"), cache.get(b"\x13")) == (bytes(50), None, bytes(50))
+    cache.put(b"huge", bytes(5000))
+    assert (cache.get(b"huge"), len(cache)) == (None, 5)
+    cache.clear()
+    assert (len(cache), cache.size_bytes) == (0, 0)
+
+
+def test_the_same_text_of_two_tokenizers_is_kept_twice() -> None:
+    assert content_key(b"a", "text") != content_key(b"b", "text")
+    assert content_key(b"a", "\ud800") != content_key(b"a", "\udfff")
+
+
+def mapped(text: str, cuts: Cuts) -> Mapped:
+    pieces = list(cuts.pieces(text))
+    ends = [0, *(end for _, end in pieces)]
+    special = [i for i, (piece, _) in enumerate(pieces, start=1) if isinstance(piece, int)]
+    return Mapped(text, ends, ends, special, pack(range(len(text))))
+
+
+def test_a_prompt_goes_on_from_the_longest_known_one_and_takes_its_place() -> None:
+    trails, cuts = Trails(), Cuts(CHAT)
+    texts = ["<|im_start|>a<|im_end|>b", "<|im_start|>a<|im_end|>bc<|im_end|>d", "<|im_start|>x"]
+    for text in texts:
+        found = trails.longest(b"", text)
+        trails.put(b"", mapped(text, cuts), found[0] if found else None)
+    assert len(trails) == 2  # the second began with the head of the first
+    found = trails.longest(b"", texts[2] + "y")
+    assert found is not None
+    assert found[1].head == "<|im_start|>"
+    assert trails.longest(b"other", texts[2]) is None
+    assert trails.longest(b"", "zzz") is None
+
+
+def test_prompts_are_kept_within_their_bytes() -> None:
+    trails, cuts = Trails(max_bytes=20_000), Cuts(CHAT)
+    for i in range(50):
+        trails.put(b"", mapped(f"{i}" * 500 + "<|im_end|>", cuts), None)
+        assert trails.size_bytes <= 20_000
+    assert 0 < len(trails) < 50
+    trails.put(b"", mapped("no special token", cuts), None)
+    trails.clear()
+    assert (len(trails), trails.size_bytes) == (0, 0)
+
+
+def test_tokens_that_go_on_keep_the_digests_of_what_was_known() -> None:
+    lengths = (0, 255, 256, 257, 1000)
+    for short, long in pairwise(lengths):
+        known = pack(range(short))
+        assert known.grown(short, pack(range(short, long)).packed) == Tokens(
+            pack(range(long)).packed
+        )
