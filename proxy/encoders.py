@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import multiprocessing
-import signal
+import os
+import pickle
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from proxy.encoder_process import LENGTH, frame
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError
 from proxy.local_encoder import LocalEncoder, UnsupportedError, from_file, from_vocabulary
@@ -29,7 +28,6 @@ from proxy.vocabulary import Vocabulary
 BUILD_TIMEOUT_S = 60.0
 ENCODE_TIMEOUT_S = 60.0
 _CALL_CHARS = 1024 * 1024  # of one call to the engine or the process
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +84,27 @@ class ProcessEncoder:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._pool: ProcessPoolExecutor | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count()
+        self.gone = "it was not started"
 
     async def start(self) -> dict[str, int]:
         """Build it; returns the special tokens. Raises :class:`UnsupportedError`."""
-        self._pool = ProcessPoolExecutor(
-            1, multiprocessing.get_context("spawn"), initializer=_end_with_parent
-        )
         try:
-            built = await self._run(BUILD_TIMEOUT_S, _build, self._source)
-        except EncoderGoneError as error:
-            raise UnsupportedError(str(error)) from error
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "proxy.encoder_process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            self._reading = asyncio.create_task(self._read(self._process))
+            built = await self._ask(BUILD_TIMEOUT_S, self._source)
+        except (OSError, EncoderGoneError) as error:
+            raise UnsupportedError(f"the local tokenizer: {error}") from error
         if isinstance(built, str):
-            self.close()
+            self.close(built)
             raise UnsupportedError(built)
         specials: dict[str, int] = built
         return specials
@@ -106,57 +112,64 @@ class ProcessEncoder:
     async def encode(self, segments: Sequence[str]) -> list[bytes]:
         packed: list[bytes] = []
         for batch in _batches(segments):
-            packed += await self._run(ENCODE_TIMEOUT_S, _encode, batch)
+            answer = await self._ask(ENCODE_TIMEOUT_S, batch)
+            if isinstance(answer, str):
+                raise EncoderGoneError(f"the local tokenizer failed: {answer}")
+            packed += answer
         return packed
 
-    async def _run(self, timeout_s: float, work: Callable[..., Any], *values: Any) -> Any:
-        if self._pool is None:
-            raise EncoderGoneError("the local tokenizer is closed")
+    async def _ask(self, timeout_s: float, what: Any) -> Any:
+        process = self._process
+        if process is None or process.stdin is None:
+            raise EncoderGoneError(f"the local tokenizer is gone: {self.gone}")
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
-        except (BrokenProcessPool, TimeoutError, RuntimeError) as error:
-            self.close()
-            text = str(error) or type(error).__name__
-            raise EncoderGoneError(f"the local tokenizer is gone: {text}") from error
+                process.stdin.write(frame(number, what))
+                await process.stdin.drain()
+                return await answer
+        except (TimeoutError, ConnectionError) as error:
+            self.close(str(error) or f"no answer within {timeout_s:g} s")
+            raise EncoderGoneError(f"the local tokenizer is gone: {self.gone}") from error
+        finally:
+            self._answers.pop(number, None)
 
-    def close(self) -> None:
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while True:
+                head = await process.stdout.readexactly(LENGTH.size)
+                content = await process.stdout.readexactly(LENGTH.unpack(head)[0])
+                number, what = pickle.loads(content)
+                answer = self._answers.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(what)
+        except asyncio.IncompleteReadError:
+            self.close(f"it ended with code {await process.wait()}")
+
+    def close(self, why: str = "it was closed") -> None:
         """End the process; never waits."""
-        pool, self._pool = self._pool, None
-        if pool is None:
+        process, self._process = self._process, None
+        if process is None:
             return
-        processes = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            with contextlib.suppress(OSError, ValueError):
-                process.terminate()
+        self.gone = why
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EncoderGoneError(f"the local tokenizer is gone: {why}"))
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
-
-_local: LocalEncoder | None = None
-
-
-def _end_with_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent to act on
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _build(source: Source) -> dict[str, int] | str:
-    global _local
-    try:
-        _local = source.build()
-    except UnsupportedError as error:
-        return str(error)
-    except MemoryError:
-        return "not enough memory for the vocabulary"
-    return {**_local.cuts.clean, **dict(_local.cuts.tangled)}
-
-
-def _encode(segments: Sequence[str]) -> list[bytes]:
-    if _local is None:
-        raise RuntimeError("not built")
-    return _local.encode(segments)
+    async def closed(self) -> None:
+        """End it and see it end."""
+        process = self._process
+        self.close()
+        if process is not None:
+            await process.wait()
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
 
 
 class EngineEncoder:

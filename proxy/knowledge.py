@@ -17,6 +17,7 @@ from proxy.encoders import EncoderGoneError, EngineEncoder, ProcessEncoder, Sour
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.local_encoder import UnsupportedError
+from proxy.prepare import OFF_LOOP_BYTES
 from proxy.probe_chats import PROBE_CHATS
 from proxy.prompt_encoder import Edges, PromptEncoder
 from proxy.proof import RECHECK_EVERY, compare, edges_of, first_difference, probe_texts
@@ -79,8 +80,8 @@ class Local:
                 self._cuts = await asyncio.to_thread(Cuts, specials)
             return self._encoder, self._cuts
 
-    def close(self) -> None:
-        self._encoder.close()
+    async def close(self) -> None:
+        await self._encoder.closed()
 
 
 class Knowledge:
@@ -240,10 +241,15 @@ class Knowledge:
         shape = shape_of(fields)
         return Plan(shape, self._shapes.proven(shape))
 
-    async def text(self, engine: EngineClient, fields: dict[str, Any], plan: Plan) -> str:
+    async def text(
+        self, engine: EngineClient, fields: dict[str, Any], plan: Plan, size_bytes: int = 0
+    ) -> str:
         """The prompt's text. The first of each shape is rendered by both, and compared."""
         if plan.here:
-            mine = self._rendered(fields)
+            if size_bytes > OFF_LOOP_BYTES:
+                mine = await asyncio.to_thread(self._rendered, fields)
+            else:
+                mine = self._rendered(fields)
             if mine is not None:
                 return mine
         text = await engine.apply_template(fields)

@@ -55,12 +55,16 @@ class PromptEncoder:
         known = self._trails.longest(self._salt, text) if whole else None
         trail = known[1] if known else None
         start = len(trail.head) if trail else 0
-        if len(text) - start > OFF_LOOP_CHARS:
+        big = len(text) - start > OFF_LOOP_CHARS
+        if big:
             pieces, keys = await asyncio.to_thread(self._cut, text, start)
         else:
             pieces, keys = self._cut(text, start)
         packed = await self._packed([piece for piece, _ in pieces], keys)
-        mapped = self._joined(text, trail, pieces, packed, whole)
+        if big:
+            mapped = await asyncio.to_thread(self._joined, text, trail, pieces, packed, whole)
+        else:
+            mapped = self._joined(text, trail, pieces, packed, whole)
         if whole and (trail is None or pieces):
             self._trails.put(self._salt, mapped, known[0] if known else None)
         return mapped

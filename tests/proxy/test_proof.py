@@ -221,10 +221,9 @@ def test_a_tokenizer_whose_process_dies_is_replaced_by_the_engine(
     async def work(tokenizer: Tokenizer) -> None:
         engine = TrueEngine(encoder)
         await proven(tokenizer, engine)
-        pool = tokenizer._locals["main"]._encoder._pool
-        assert pool is not None
-        for process in pool._processes.values():
-            process.kill()
+        process = tokenizer._locals["main"]._encoder._process
+        assert process is not None
+        process.kill()
         messages = chat("text that is new")
         encoded = await encode(tokenizer, engine, messages=messages)
         assert encoded.tokens == await right(engine, messages)

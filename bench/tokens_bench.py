@@ -1,0 +1,242 @@
+"""Do prompts become the engine's own tokens, at what cost: ``python -m bench.tokens_bench``.
+
+``--equality``: thousands of hard prompts through the real engine, every id compared. Without: one
+agent's conversation of 100,000 tokens that adds 500 a turn; encoding and rendering against doing it
+anew and against the engine, and how long a body of 30 MB holds up everybody else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import engines
+from bench.prompt_corpus import code_text, prompts
+from launcher import gguf_header
+from policies.prefix import pack
+from proxy.encoders import Source
+from proxy.engine import EngineClient
+from proxy.knowledge import Knowledge
+from proxy.prepare import Kind, Prepared
+from proxy.tokenize import Tokenizer
+
+PROVE_S = 120.0
+TURN_CHARS = 1700  # some 500 tokens of code
+TURNS = 9
+BIG_BYTES = 30_000_000
+MODELS = {"tiny": engines.tiny_model, "gemma": engines.gemma_model}
+Row = tuple[str, str, str]
+
+
+class BenchError(RuntimeError):
+    """The measurement cannot be made; the text says why."""
+
+
+@asynccontextmanager
+async def proven(path: Path, url: str) -> AsyncIterator[tuple[Tokenizer, EngineClient, Knowledge]]:
+    """A tokenizer that was proven equal to the engine; raises BenchError if it was not."""
+    source = Source(vocabulary=partial(gguf_header.read_vocabulary, path))
+    tokenizer, engine = Tokenizer(sources={"main": source}), EngineClient(url, None)
+    try:
+        known = tokenizer.ready(engine, "main")
+        assert known is not None
+        async with asyncio.timeout(PROVE_S):
+            while "proving" in (known.tokenizer.state, known.rendering.state):
+                await asyncio.sleep(0.05)
+        for standing in (known.tokenizer, known.rendering):
+            if standing.state != "local":
+                raise BenchError(f"the {standing.job} is not local: {standing.reason}")
+        yield tokenizer, engine, known
+    finally:
+        await tokenizer.close()
+        await engine.close()
+
+
+def request(kind: Kind, fields: dict[str, Any], size_bytes: int = 0) -> Prepared:
+    return Prepared(
+        kind=kind, path="/", profile="main", fields=fields, stream=True, max_tokens=None,
+        cache_prompt=True, injected_progress=False, size_bytes=size_bytes,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ equality
+
+
+async def differences(
+    path: Path, url: str, count: int, seed: int = 1
+) -> tuple[Counter[str], list[str]]:
+    """How many prompts of each kind were compared, and those whose ids differ."""
+    compared: Counter[str] = Counter()
+    differing: list[str] = []
+    async with proven(path, url) as (tokenizer, engine, known):
+        assert known.prompts is not None
+        specials = [*known.prompts.cuts.clean, *(text for text, _ in known.prompts.cuts.tangled)]
+        for name, text in prompts(count, specials, seed):
+            ids = pack(await engine.tokenize(text))
+            mine = await tokenizer.encode(engine, request(Kind.COMPLETION, {"prompt": text}))
+            messages = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
+            said = await tokenizer.encode(engine, request(Kind.CHAT, {"messages": messages}))
+            whole = await engine.tokenize(await engine.apply_template({"messages": messages}))
+            compared[name] += 1
+            if mine.tokens != ids or said.tokens != pack(whole):
+                differing.append(text)
+    return compared, differing
+
+
+# ------------------------------------------------------------ cost
+
+
+def conversation(tokens: int) -> tuple[list[dict[str, Any]], Callable[[], list[dict[str, Any]]]]:
+    """An agent's messages of about so many tokens, and what gives the two of the next turn."""
+    text = code_text()
+    place = 0
+
+    def some(chars: int) -> str:
+        nonlocal place
+        place += chars
+        return text[(place - chars) % 2_000_000 :][:chars]
+
+    def turn(user: int = TURN_CHARS - 500, answer: int = 500) -> list[dict[str, Any]]:
+        return [
+            {"role": "assistant", "content": some(answer)},
+            {"role": "user", "content": some(user)},
+        ]
+
+    messages = [{"role": "system", "content": some(6000)}, {"role": "user", "content": some(900)}]
+    while place < tokens * 3.6:
+        messages += turn(5000, 700)
+    return messages, turn
+
+
+async def timed(work: Awaitable[Any]) -> tuple[float, Any]:
+    """Milliseconds, and the result."""
+    begin = time.perf_counter()
+    result = await work
+    return (time.perf_counter() - begin) * 1000, result
+
+
+async def costs(path: Path, url: str, tokens: int) -> list[Row]:
+    """The table: what, ms, and the ratio that is asked for."""
+    async with proven(path, url) as (tokenizer, engine, known):
+        messages, turn = conversation(tokens)
+        body = {"messages": messages}
+        assert known.prompts is not None
+        text = await known.text(engine, body, known.plan(body))
+        whole_ms, mapped = await timed(known.prompts.encode(text))
+        engine_ms, ids = await timed(engine.tokenize(text))
+        if mapped.tokens != pack(ids):
+            raise BenchError("the ids differ")
+        rows: dict[str, list[float]] = {"template": [], "render": [], "encode": [], "all": []}
+        for _ in range(TURNS):
+            messages += turn()
+            template_ms, text = await timed(engine.apply_template(body))
+            render_ms, mine = await timed(known.text(engine, body, known.plan(body)))
+            encode_ms, mapped = await timed(known.prompts.encode(mine))
+            if mine != text or mapped.tokens != pack(await engine.tokenize(text)):
+                raise BenchError("a turn differs from the engine's")
+            messages += turn()
+            all_ms, _ = await timed(tokenizer.encode(engine, request(Kind.CHAT, body)))
+            for name, ms in zip(rows, (template_ms, render_ms, encode_ms, all_ms), strict=True):
+                rows[name].append(ms)
+        middle = {name: median(values) for name, values in rows.items()}
+        both = middle["render"] + middle["encode"]
+        kept = tokenizer.segments.size_bytes + tokenizer.trails.size_bytes
+        most = tokenizer.segments.max_bytes + tokenizer.trails.max_bytes
+        template = middle["template"]
+        return [
+            (f"encode {len(ids)} tokens anew, here", f"{whole_ms:.1f}", ""),
+            ("the same by the engine's /tokenize", f"{engine_ms:.1f}", ""),
+            _row("encode a turn that adds 500", middle["encode"], whole_ms, "of anew"),
+            ("the engine's /apply-template", f"{template:.1f}", ""),
+            ("render here", f"{middle['render']:.2f}", ""),
+            _row("render + encode", both, template, "of /apply-template"),
+            _row("a whole request, with its sections", middle["all"], template, "of it"),
+            ("kept (MB of at most)", f"{kept / 1e6:.1f}", f"{most / 1e6:.0f}"),
+        ]
+
+
+def _row(what: str, ms: float, against_ms: float, of: str) -> Row:
+    return what, f"{ms:.2f}", f"{ms / against_ms:.4f} {of}"
+
+
+async def stalls(path: Path, url: str) -> list[Row]:
+    """The longest that anything else waited for the loop while a body of 30 MB was encoded."""
+    text = (code_text() * 20)[:BIG_BYTES]
+    said = [text[n : n + 5000] for n in range(0, len(text), 5000)]
+    turns = [{"role": ("user", "assistant")[n % 2], "content": c} for n, c in enumerate(said[:-1])]
+    fields: dict[str, Any] = {"messages": turns[: len(turns) // 2 * 2 - 1]}
+    bodies = {
+        f"{len(turns)} messages": request(Kind.CHAT, fields, len(text)),
+        "one text": request(Kind.COMPLETION, {"prompt": text}, len(text)),
+    }
+    rows: list[Row] = []
+    async with proven(path, url) as (tokenizer, engine, _):
+        for name, body in bodies.items():
+            longest = 0.0
+
+            async def tick() -> None:
+                nonlocal longest
+                while True:
+                    ms, _ = await timed(asyncio.sleep(0.001))
+                    longest = max(longest, ms - 1)
+
+            ticking = asyncio.create_task(tick())
+            ms, encoded = await timed(tokenizer.encode(engine, body))
+            ticking.cancel()
+            what = f"30 MB as {name}: {len(encoded.tokens)} tokens"
+            rows.append((what, f"{ms:.0f}", f"others waited {longest:.0f} ms at most"))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.tokens_bench", description=__doc__)
+    parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    parser.add_argument("--equality", action="store_true", help="compare ids instead of times")
+    parser.add_argument("--prompts", type=int, default=2000, help="how many to compare")
+    parser.add_argument("--tokens", type=int, default=100_000, help="length of the conversation")
+    chosen = parser.parse_args(arguments)
+    names = list(MODELS) if chosen.model == "both" else [chosen.model]
+    try:
+        return max(measure(name, chosen) for name in names)
+    except (BenchError, engines.ServerError) as error:
+        print(f"tokens_bench: {error}", file=sys.stderr)
+        return 1
+
+
+def measure(name: str, chosen: argparse.Namespace) -> int:
+    model = MODELS[name]()
+    console = Console()
+    with engines.bare(model, ("-c", "4096", "-np", "1")) as server:
+        if chosen.equality:
+            compared, differing = asyncio.run(differences(model.path, server.url, chosen.prompts))
+            kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(compared.items()))
+            console.print(f"{name}: {compared.total()} prompts ({kinds}): {len(differing)} differ")
+            for text in differing[:5]:
+                console.print(f"  {text[:200]!a}", markup=False)
+            return 1 if differing else 0
+        rows = asyncio.run(costs(model.path, server.url, chosen.tokens))
+        if name == "tiny":
+            rows += asyncio.run(stalls(model.path, server.url))
+    table = Table(title=name)
+    for heading in ("", "ms", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
