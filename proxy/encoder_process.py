@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from proxy.local_encoder import LocalEncoder, UnsupportedError
 
 LENGTH = struct.Struct("<I")
+_SHORT_CHARS = 16 * 1024  # done at once, in a few milliseconds
 _AT_ONCE = 4  # a long text must not hold up the short ones
 
 
@@ -64,7 +65,10 @@ def _serve(source: BinaryIO, sink: BinaryIO, encoder: LocalEncoder) -> None:
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while (read := _read(source)) is not None:
-            pool.submit(answer, *read)
+            if sum(map(len, read[1])) < _SHORT_CHARS:
+                answer(*read)
+            else:
+                pool.submit(answer, *read)
 
 
 def _read(source: BinaryIO) -> tuple[int, Any] | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from proxy.encoders import EncoderGoneError, EngineEncoder, ProcessEncoder, Source
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
+from proxy.known_prompts import SegmentCache, Trails
 from proxy.local_encoder import UnsupportedError
 from proxy.prepare import OFF_LOOP_BYTES
 from proxy.probe_chats import PROBE_CHATS
@@ -30,7 +31,7 @@ from proxy.render import (
     shape_of,
     template_of,
 )
-from proxy.segments import Cuts, SegmentCache, Trails
+from proxy.segments import Cuts
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.prefix import Tokens, lcp
 from proxy.encoders import Encoder
-from proxy.segments import Cuts, Mapped, Piece, SegmentCache, Trail, Trails, content_key
+from proxy.known_prompts import Mapped, SegmentCache, Trail, Trails, content_key
+from proxy.segments import Cuts, Piece
 
 OFF_LOOP_CHARS = 256 * 1024
 """A text longer than this, new, is cut in a thread, so that other streams keep flowing."""
@@ -77,23 +78,27 @@ class PromptEncoder:
         inside: dict[int, tuple[int, str]] = {}
         for place in places:
             i = bisect_left(mapped.ends, place)
-            if i < len(mapped.ends) and mapped.ends[i] != place and i > 0:
+            between = 0 < i < len(mapped.ends) and mapped.ends[i] != place
+            if between and place not in mapped.places:
                 inside[place] = i, mapped.text[mapped.ends[i - 1] : place]
         begins = [begin for _, begin in inside.values()]
         packed = await self._packed(begins, [self._key(begin) for begin in begins])
-        counts = dict(zip(inside, packed, strict=True))
-        found = []
-        for place in places:
-            if place in inside:
-                i = inside[place][0]
-                first, last = mapped.positions[i - 1], mapped.positions[i]
-                ids = mapped.tokens.packed[first * _ID_BYTES : last * _ID_BYTES]
-                found.append(first + lcp(Tokens(ids), Tokens(counts[place])))
-            elif place >= mapped.ends[-1]:
-                found.append(len(mapped.tokens))
-            else:
-                found.append(mapped.positions[bisect_left(mapped.ends, place)])
-        return found
+        found = dict(mapped.places)
+        for (place, (i, _)), ids in zip(inside.items(), packed, strict=True):
+            first, last = mapped.positions[i - 1], mapped.positions[i]
+            piece = mapped.tokens.packed[first * _ID_BYTES : last * _ID_BYTES]
+            found[place] = first + lcp(Tokens(piece), Tokens(ids))
+            if i <= mapped.stable:  # it will be asked for again when the prompt goes on
+                mapped.places[place] = found[place]
+        return [self._position(mapped, place, found) for place in places]
+
+    @staticmethod
+    def _position(mapped: Mapped, place: int, inside: Mapping[int, int]) -> int:
+        if place >= mapped.ends[-1]:
+            return len(mapped.tokens)
+        if place in inside:
+            return inside[place]
+        return mapped.positions[bisect_left(mapped.ends, place)]
 
     def _cut(self, text: str, start: int) -> tuple[list[tuple[Piece, int]], list[bytes]]:
         pieces = list(self.cuts.pieces(text, start))
@@ -142,4 +147,5 @@ class PromptEncoder:
             positions.append(positions[-1] + len(ids) // _ID_BYTES)
         tail = b"".join((*packed, behind))
         tokens = trail.tokens.grown(known, tail) if trail else Tokens(before + tail)
-        return Mapped(text, ends, positions, cuts, tokens)
+        places = dict(trail.places) if trail else {}
+        return Mapped(text, ends, positions, cuts, tokens, places)

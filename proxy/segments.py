@@ -6,28 +6,15 @@ another one is found wherever it stands, in any order: at such a *clean* one a t
 others (runs of newlines, say) are *tangled*: they stay inside the segments and are taken out there
 in the engine's own order. Where every newline is a special token and no other one holds any, a text
 may also be cut behind a run of them; that is done where it gets long.
-
-Segments are kept by content within a bound in bytes, and whole prompts as trails: a prompt that
-goes on from a known one costs only what is new.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
 
-from policies.prefix import Tokens
-
-DEFAULT_SEGMENT_BYTES = 64 * 2**20
-DEFAULT_TRAIL_BYTES = 64 * 2**20
 _CHUNK_CHARS = 2048  # a segment longer than this is cut behind a run, where there are runs
 _WINDOW_CHARS = 2**20  # one search holds the interpreter: a few ms at most
-_ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
-_MOST_TRAILS = 256
 
 Piece = str | int
 """A text without clean special tokens, or the id of a special token."""
@@ -167,133 +154,3 @@ def _branches(node: dict[str, dict]) -> str:  # type: ignore[type-arg]
     options = [re.escape(char) + _branches(rest) for char, rest in node.items() if char]
     # None of them is part of another, so none ends where another goes on.
     return f"{chain}(?:{'|'.join(options)})"
-
-
-class SegmentCache:
-    """Packed ids of segments by content, those used last, within ``max_bytes``."""
-
-    def __init__(self, max_bytes: int = DEFAULT_SEGMENT_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.size_bytes = 0
-        self.hits = 0
-        self.misses = 0
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: bytes) -> bytes | None:
-        packed = self._entries.get(key)
-        if packed is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._entries.move_to_end(key)
-        return packed
-
-    def put(self, key: bytes, packed: bytes) -> None:
-        if key in self._entries or len(packed) + _ENTRY_BYTES > self.max_bytes:
-            return
-        self._entries[key] = packed
-        self.size_bytes += len(packed) + _ENTRY_BYTES
-        while self.size_bytes > self.max_bytes:
-            self.size_bytes -= len(self._entries.popitem(last=False)[1]) + _ENTRY_BYTES
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self.size_bytes = 0
-
-
-def content_key(salt: bytes, segment: str) -> bytes:
-    """What a segment is kept under. ``salt``: names the tokenizer, at most 64 bytes."""
-    content = segment.encode("utf-8", "surrogatepass")
-    return blake2b(content, digest_size=16, key=salt).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """A text, its tokens, and the places where both meet: its begin, and the end of each piece."""
-
-    text: str
-    ends: list[int]  # characters; ends[0] == 0
-    positions: list[int]  # tokens before that place; the first: what the engine puts in front
-    cuts: list[int]  # indices into ``ends``: the pieces ending there are special tokens
-    tokens: Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Trail:
-    """A known prompt up to the last place where it is cut whatever follows."""
-
-    head: str
-    ends: list[int]
-    positions: list[int]
-    cuts: list[int]
-    tokens: Tokens  # of the whole prompt; shared with whoever asked
-    size_bytes: int
-
-
-class Trails:
-    """The prompts seen last, within ``max_bytes``.
-
-    A prompt that goes on from one takes its place: that one's segments are still kept.
-    """
-
-    def __init__(self, max_bytes: int = DEFAULT_TRAIL_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.size_bytes = 0
-        self._trails: OrderedDict[int, tuple[bytes, Trail]] = OrderedDict()
-        self._next = 0
-
-    def __len__(self) -> int:
-        return len(self._trails)
-
-    def longest(self, salt: bytes, text: str) -> tuple[int, Trail] | None:
-        """The longest one with which this text begins, and its number."""
-        best: tuple[int, Trail] | None = None
-        for number, (owner, trail) in self._trails.items():
-            if (
-                (best is None or len(trail.head) > len(best[1].head))
-                and owner == salt
-                and text.startswith(trail.head)
-            ):
-                best = number, trail
-        if best is not None:
-            self._trails.move_to_end(best[0])
-        return best
-
-    def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
-        # The last piece, unless it is a special token, may go on in the next prompt.
-        last = len(mapped.ends) - 1
-        if not mapped.cuts or mapped.cuts[-1] != last:
-            last -= 1
-        if last < 1 or len(mapped.text) > self.max_bytes:
-            return
-        head = mapped.text[: mapped.ends[last]]
-        trail = Trail(
-            head=head,
-            ends=mapped.ends[: last + 1],
-            positions=mapped.positions[: last + 1],
-            cuts=mapped.cuts,
-            tokens=mapped.tokens,
-            size_bytes=sys.getsizeof(head)
-            + len(mapped.tokens.packed) * 17 // 16
-            + 100 * len(mapped.ends)
-            + _ENTRY_BYTES,
-        )
-        if instead_of is not None:
-            self._drop(instead_of)
-        self._trails[self._next] = salt, trail
-        self._next += 1
-        self.size_bytes += trail.size_bytes
-        while self.size_bytes > self.max_bytes or len(self._trails) > _MOST_TRAILS:
-            self._drop(next(iter(self._trails)))
-
-    def clear(self) -> None:
-        self._trails.clear()
-        self.size_bytes = 0
-
-    def _drop(self, number: int) -> None:
-        dropped = self._trails.pop(number, None)
-        if dropped is not None:
-            self.size_bytes -= dropped[1].size_bytes

@@ -29,12 +29,12 @@ from proxy.encoders import EncoderGoneError, Source
 from proxy.engine import EngineClient
 from proxy.errors import UpstreamError
 from proxy.knowledge import Knowledge, Local, Plan, Standing
+from proxy.known_prompts import Mapped, SegmentCache, Trails
 from proxy.prepare import OFF_LOOP_BYTES, Kind, Prepared
 from proxy.prompt_cache import Encoded, TokenCache
 from proxy.prompt_encoder import PromptEncoder
 from proxy.raw_prompt import raw_prompt
 from proxy.sections import Layout, Specials, layout, markers
-from proxy.segments import Mapped, SegmentCache, Trails
 
 __all__ = ("Encoded", "TokenCache", "Tokenizer")
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.prefix import Tokens, pack
-from proxy.segments import Cuts, Mapped, Piece, SegmentCache, Trails, content_key
+from proxy.known_prompts import Mapped, SegmentCache, Trails, content_key
+from proxy.segments import Cuts, Piece
 
 CHAT = {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 0}
 RUNS = {"\n" * n: 10 + n for n in range(1, 6)}
