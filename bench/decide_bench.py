@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from bench.report import markdown_table
-from policies.params import Params, Queue
+from policies.params import Cold, Params, Queue
 from policies.prefix import Tokens, pack
 from policies.types import Request
 from proxy.events import (
@@ -63,7 +63,7 @@ class Situation:
         self._count = 0
         self._head = self._random.choices(range(100_000), k=min(HEAD_TOKENS, size.tokens // 3))
         queue = Queue(max_running=size.slots * 2, max_waiting_per_key=size.waiting * 2)
-        self._scheduler = Scheduler({PROFILE: Params(queue=queue)})
+        self._scheduler = Scheduler({PROFILE: Params(queue=queue, cold=Cold(enabled=False))})
         windows = (WINDOW_TOKENS,) * size.slots
         self.handle(EngineReady("engine", PROFILE, windows, None, True))
         self.running = [self.arrive(self.prompt()) for _ in range(size.slots)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from policies.cost import prefill_s
-from policies.params import Affinity, Params
+from policies.params import Affinity, Keep, Params
 from policies.types import Match, Request, SlotView
 
 _LEAST_GAP_S, _MOST_GAP_S = 1e-3, 3600.0
@@ -39,10 +39,22 @@ def p_return(slot: SlotView, knobs: Affinity) -> float:
     By Bayes: before the pause, ``odds`` to one that it goes on; pauses are log-logistic (heavy
     tailed, as think times are) around ``gap_s``, so a pause of t leaves odds / (1 + (t/gap)^2).
     """
-    if slot.view_len == 0 or slot.guest or slot.idle_s >= knobs.expire_s:
+    if slot.view_len == 0 or slot.guest:
         return 0.0
-    odds = knobs.return_odds if slot.turns >= 2 else min(1.0, knobs.return_odds)
-    return odds / (odds + 1 + (slot.idle_s / slot.gap_s) ** 2)
+    return chance_of_return(slot.turns, slot.idle_s, slot.gap_s, knobs)
+
+
+def chance_of_return(turns: int, idle_s: float, gap_s: float, knobs: Affinity) -> float:
+    """The same for any conversation, whether a slot holds it or not."""
+    if idle_s >= knobs.expire_s:
+        return 0.0
+    odds = knobs.return_odds if turns >= 2 else min(1.0, knobs.return_odds)
+    return odds / (odds + 1 + (max(0.0, idle_s) / gap_s) ** 2)
+
+
+def kept_for_s(gap_s: float, knobs: Keep) -> float:
+    """How long an idle slot is kept for its owner's next turn."""
+    return min(knobs.keep_s, knobs.keep_gaps * gap_s)
 
 
 def learned_gap_s(gap_s: float, seen_s: float) -> float:

@@ -62,7 +62,7 @@ def _raw_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kin
 
 def owns(matches: Sequence[Match]) -> bool:
     """Whether some slot holds this request's conversation."""
-    return any(m.is_home for m in matches)
+    return any(m.kind in _RANK for m in matches)
 
 
 def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:
@@ -71,7 +71,7 @@ def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:
     None: there is none."""
     best: tuple[tuple[int, int, bool], int] | None = None
     for index, m in enumerate(matches):
-        if not m.is_home or not fits[index]:
+        if m.kind not in _RANK or not fits[index]:
             continue
         rank = (_RANK[m.kind], m.lcp, m.covers)
         if best is None or rank > best[0]:

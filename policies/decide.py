@@ -19,22 +19,48 @@ The caller goes through the waiting requests in order, while fewer than ``max_ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies import admission, continuation, guest
-from policies.affinity import is_live, place_cost_s, reuse
+from policies.affinity import is_live, kept_for_s, place_cost_s, reuse
 from policies.cost import prefill_s
 from policies.params import Params
-from policies.types import Hold, Place, Reason, Reject, Rule, SlotView, Verdict, WaitingView
+from policies.types import (
+    Hold,
+    Place,
+    Reason,
+    Reject,
+    Request,
+    Rule,
+    SlotView,
+    Verdict,
+    WaitingView,
+)
 
 
 @dataclass(slots=True)
 class View:
-    """All that a decision may depend on."""
+    """All that the decisions of one moment may depend on."""
 
     slots: Sequence[SlotView]
     pool_free: int | None  # tokens of the unified pool that running requests leave; None: no pool
     params: Params
+    largest: int = field(init=False)  # window, tokens
+    alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
+
+    def __post_init__(self) -> None:
+        windows = {s.window for s in self.slots}
+        self.largest = max(windows, default=0)
+        self.alike = [True] * len(self.slots) if len(windows) == 1 else None
+
+    def fits(self, request: Request) -> list[bool]:
+        """Which slots are large enough for this request (it fits into the largest)."""
+        if self.alike is not None:
+            return self.alike
+        return [
+            s.window == self.largest or admission.fits(request, s.window, self.params)
+            for s in self.slots
+        ]
 
 
 @dataclass(slots=True)
@@ -47,9 +73,17 @@ class _Case:
     fits: list[bool]
 
     def idle(self) -> list[int]:
-        """Indices of the slots that may take it now."""
+        """Indices of the slots that are at rest and large enough."""
         slots = self.view.slots
         return [i for i in range(len(slots)) if self.fits[i] and slots[i].idle]
+
+    def free(self) -> list[int]:
+        """Those of them that are not kept for their owners, or not from this request."""
+        slots, knobs = self.view.slots, self.view.params.keep
+        idle = self.idle()
+        if self.waited_s >= knobs.keep_max_wait_s:
+            return idle
+        return [i for i in idle if not slots[i].kept]
 
     def own_s(self, index: int) -> float:
         """Seconds of prefill on that slot, whatever is destroyed there."""
@@ -63,27 +97,21 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
     request, params = waiting.request, view.params
     if not view.slots:
         return Hold(Reason.ENGINE_LOADING, "no engine is ready")
-    largest = max(s.window for s in view.slots)
     n = len(request.tokens)
-    if n >= largest:  # 1
+    if n >= view.largest:  # 1
         return Reject(
             "exceed_context_size_error",
-            f"the prompt has {n} tokens, the largest window holds {largest} "
+            f"the prompt has {n} tokens, the largest window holds {view.largest} "
             f"(prompt and answer together)",
-            largest,
+            view.largest,
         )
     if view.pool_free is not None:  # 2
         need = admission.pool_need(request, params)
         if need > view.pool_free:
             return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
-    case = _Case(
-        waiting,
-        view,
-        waited_s,
-        [s.window == largest or admission.fits(request, s.window, params) for s in view.slots],
-    )
+    case = _Case(waiting, view, waited_s, view.fits(request))
     home: int | None = None
-    if params.home.enabled:
+    if params.home.enabled and waiting.owns:
         home = continuation.home(waiting.matches, case.fits)
     if home is not None:
         verdict = _at_home(case, home)  # 3
@@ -126,7 +154,7 @@ def _at_home(case: _Case, home: int) -> Verdict | None:
     if not knobs.patience:
         return None
     home_s = case.own_s(home)
-    elsewhere_s = min((case.own_s(i) for i in case.idle()), default=float("inf"))
+    elsewhere_s = min((case.own_s(i) for i in case.free()), default=float("inf"))
     patience_s = continuation.patience_s(home_s, elsewhere_s, knobs)
     until_s = patience_s if case.waited_s < patience_s else knobs.home_max_wait_s
     if case.waited_s >= patience_s and elsewhere_s < slot.run_left_s + home_s:
@@ -145,7 +173,7 @@ def _as_guest(case: _Case) -> Verdict:
     idle = case.idle()
     if not idle:
         return _hold(case)
-    seat = guest.seat(slots, idle, params)
+    seat = guest.seat(slots, case.free(), params)
     if seat is not None:
         return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
     loss_s, index = guest.cheapest(slots, case.waiting.matches, idle, params)
@@ -162,7 +190,9 @@ def _as_guest(case: _Case) -> Verdict:
 def _cheapest(case: _Case, home: int | None) -> Verdict:
     """Rules 5 and 6."""
     slots, params = case.view.slots, case.view.params
-    idle = case.idle()
+    idle = case.free()
+    if not idle and case.idle():
+        return _kept(case)
     if not idle:
         if home is not None:
             return Hold(Reason.HOME_BUSY, f"{slots[home].id} and all other slots are at work")
@@ -178,6 +208,15 @@ def _cheapest(case: _Case, home: int | None) -> Verdict:
     )
     why = f"{cost_s:.2f} s, the least of {len(candidates)}"
     return _place(case, index, _newcomer_rule(slots[index]), why)
+
+
+def _kept(case: _Case) -> Hold:
+    """All that is idle is kept for its owners: until the first of them has had its time."""
+    knobs = case.view.params.keep
+    longest = max((case.view.slots[i] for i in case.idle()), key=lambda slot: slot.idle_s)
+    left_s = kept_for_s(longest.gap_s, knobs) - longest.idle_s
+    left_s = min(left_s, knobs.keep_max_wait_s - case.waited_s)
+    return Hold(Reason.HELD, f"the idle slots are kept for their owners, {left_s:.1f} s", left_s)
 
 
 def _newcomer_rule(slot: SlotView) -> Rule:

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+from typing import NamedTuple
+
 from policies.params import Params
 from policies.types import WaitingView
 
-_OVERTAKEN, _PROMOTED_GUEST, _OWNER, _NEWCOMER, _NEW_GUEST = range(5)
+
+class Class(IntEnum):
+    """Smallest first."""
+
+    OVERTAKEN = 0  # others went before it for too long
+    PROMOTED_GUEST = 1  # a guest that waited
+    OWNER = 2  # a slot still holds its conversation
+    NEWCOMER = 3
+    NEW_GUEST = 4
 
 
-def rank(waiting: WaitingView, guest: bool, waited_s: float, params: Params) -> tuple[int, float]:
-    """Sort key, smallest first: nobody is overtaken too long; then guests that waited; then
-    those whose conversation a slot still holds; then newcomers by arrival; then new guests."""
+class Rank(NamedTuple):
+    """Sort key: class, then the key that was served least, then the oldest conversation."""
+
+    place: Class
+    service: int  # steps
+    began: float  # s
+    arrived: float  # s
+
+
+def rank(waiting: WaitingView, guest: bool, waited_s: float, params: Params) -> Rank:
+    """Where a request stands. Nobody is overtaken too long; then guests that waited; then those
+    whose conversation a slot still holds; then newcomers; then new guests."""
     knobs = params.order
+    arrived = waiting.arrived
     if not knobs.enabled:
-        return (_NEWCOMER, waiting.arrived)
+        return Rank(Class.NEWCOMER, 0, arrived, arrived)
     if waited_s >= knobs.max_overtake_s:
-        return (_OVERTAKEN, waiting.arrived)
+        return Rank(Class.OVERTAKEN, 0, arrived, arrived)
     if guest:
-        place = _PROMOTED_GUEST if waited_s >= knobs.promote_s else _NEW_GUEST
+        place = Class.PROMOTED_GUEST if waited_s >= knobs.promote_s else Class.NEW_GUEST
     else:
-        place = _OWNER if waiting.owns else _NEWCOMER
-    return (place, waiting.arrived)
+        place = Class.OWNER if waiting.owns else Class.NEWCOMER
+    service = int(waiting.service / knobs.service_step) if knobs.by_service else 0
+    began = waiting.session_began if knobs.by_session else arrived
+    return Rank(place, service, began, arrived)

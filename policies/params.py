@@ -94,6 +94,45 @@ class Order:
     enabled: bool = _switch("off: first come, first served")
     promote_s: float = _knob(5, "s", 0, 3600, "a guest that waited this long goes first")
     max_overtake_s: float = _knob(60, "s", 0, 3600, "nobody is overtaken for longer")
+    by_session: bool = _switch("off: by the request's arrival, not its conversation's")
+    by_service: bool = _switch("off: all keys are alike")
+    service_half_life_s: float = _knob(60, "s", 1, 86400, "what a key was served is forgotten")
+    service_step: int = _knob(4096, "tokens", 1, 1_000_000, "less is no difference between keys")
+    background: bool = _switch("off: side jobs start beside a prompt that is being read")
+    background_max_wait_s: float = _knob(120, "s", 0, 86400, "the bound of a side job's wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """An idle slot is kept for its owner's next turn while more conversations live than fit."""
+
+    enabled: bool = _switch("off: an idle slot is anybody's")
+    keep_s: float = _knob(20, "s", 0, 3600, "four of five tool calls return within 30 s")
+    keep_gaps: float = _knob(3, "pauses", 0, 1000, "nor longer than so many typical pauses")
+    above: float = _knob(0.8, "ratio", 0, 100, "of live contexts over what slots and park hold")
+    keep_max_wait_s: float = _knob(60, "s", 0, 86400, "the bound of a newcomer's wait for it")
+    park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what the RAM cache holds beside")
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """New conversations wait while those that live fill what slots and park can keep warm."""
+
+    enabled: bool = _switch("off: every conversation starts at once")
+    admit_below: float = _knob(0.85, "ratio", 0, 100, "of live contexts: starts again below")
+    stop_at: float = _knob(0.95, "ratio", 0, 100, "of live contexts: stops at")
+    cap_min_wait_s: float = _knob(30, "s", 0, 86400, "it starts after three times its own run")
+    cap_max_wait_s: float = _knob(300, "s", 0, 86400, "but after this at the latest")
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """One long prompt is read at a time: each stalls every stream of the engine."""
+
+    enabled: bool = _switch("off: as many as run")
+    max_cold_prefills: int = _knob(1, "requests", 1, 256, "they share one compute")
+    cold_tokens: int = _knob(2048, "tokens", 0, 1_000_000, "uncached; less is read in passing")
+    cold_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of the wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +157,9 @@ class Params:
     affinity: Affinity = field(default_factory=Affinity)
     window: Window = field(default_factory=Window)
     order: Order = field(default_factory=Order)
+    keep: Keep = field(default_factory=Keep)
+    cap: Cap = field(default_factory=Cap)
+    cold: Cold = field(default_factory=Cold)
     queue: Queue = field(default_factory=Queue)
 
 

@@ -41,6 +41,9 @@ class Reason(StrEnum):
     HOME_BUSY = "home_busy"  # the slot that holds its conversation is at work
     SLOTS_BUSY = "slots_busy"  # every slot that could take it is at work
     HELD = "held"  # what is idle is kept for its owners
+    COLD_PREFILL = "cold_prefill"  # a long prompt is being read already
+    SESSION_CAP = "session_cap"  # more conversations live than the slots can keep warm
+    BACKGROUND = "background"  # a side job, while somebody waits for a first token
     WINDOW = "window"  # only slots with too small a window are idle
     POOL = "pool"  # the unified KV pool has no room beside what runs
 
@@ -96,6 +99,9 @@ class WaitingView:
     arrived: float  # s
     matches: list[Match]
     owns: bool  # some slot holds its conversation
+    session_began: float = 0.0  # s
+    new_session: bool = False  # its first request
+    service: float = 0.0  # what its key was served lately, in tokens
 
 
 @dataclass(slots=True)
@@ -112,6 +118,7 @@ class SlotView:
     turns: int
     idle_s: float  # since its last use
     gap_s: float = 60.0  # typical pause between two turns of a conversation
+    kept: bool = False  # held for its owner's next turn
     run_left_s: float = 0.0  # of the request at work here, estimated
     running_key: str | None = None  # who asked for it
 

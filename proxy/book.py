@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies import continuation
+from policies import continuation, order
 from policies.admission import pool_need
-from policies.affinity import learned_gap_s
-from policies.cost import run_s
-from policies.params import Params
+from policies.affinity import is_live, kept_for_s, learned_gap_s
+from policies.cost import prefill_s, run_s
+from policies.decide import View
+from policies.params import Cost, Params
 from policies.types import Hold, Match, Reason, Request, Rule, SlotView, WaitingView
+from policies.working_set import Context, WorkingSet
+from proxy.contexts import Contexts, Services
 from proxy.mirror import SlotMirror, SlotState
 
 _LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
@@ -37,6 +40,22 @@ class Running:
     started: float  # s
     expected: int  # tokens
     rule: Rule
+    read: bool = False  # its prompt is in the KV
+
+    def is_reading(self, cost: Cost, now: float) -> bool:
+        """Whether the engine is at its prompt. A whole (not streamed) request does not report
+        it, so the cost model has to tell."""
+        if self.read:
+            return False
+        return self.request.stream or now < self.read_at(cost)
+
+    def read_at(self, cost: Cost) -> float:
+        """When its prompt should be read (s)."""
+        return self.started + prefill_s(cost, self.expected, len(self.request.tokens))
+
+    @property
+    def uncached(self) -> int:
+        return len(self.request.tokens) - self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +74,25 @@ class Waiter:
 
     view: WaitingView
     deadline: float  # s
+    context: Context  # its conversation
     versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
+    epoch: int = -1  # the sum of them
     reason: Reason = Reason.NONE
     why: str = ""
     recheck: float | None = None  # s
+    waited_for_home: bool = False
+    place: order.Class = order.Class.NEWCOMER
 
-    def compare(self, mirrors: list[SlotMirror], params: Params) -> None:
-        """Bring the matches up to date: only slots whose view changed are compared again."""
+    def compare(self, mirrors: list[SlotMirror], epoch: int, params: Params) -> None:
+        """Bring the matches up to date: only slots whose view changed are compared again.
+
+        ``epoch`` is the sum of the mirrors' versions: they only grow, so an equal sum means that
+        nothing changed.
+        """
+        if epoch == self.epoch:
+            return
         versions, matches = self.versions, self.view.matches
+        self.epoch = epoch
         changed = False
         for index, mirror in enumerate(mirrors):
             if versions[index] != mirror.version:
@@ -77,11 +107,13 @@ class Waiter:
     def restart(self, mirrors: list[SlotMirror]) -> None:
         """The set of slots changed: every comparison is to be made anew."""
         self.versions = [-1] * len(mirrors)
+        self.epoch = -1
         self.view.matches = [Match(0, False, False, "stranger")] * len(mirrors)
         self.view.owns = False
 
     def hold(self, verdict: Hold, now: float) -> None:
         self.reason, self.why = verdict.reason, verdict.why
+        self.waited_for_home |= verdict.reason is Reason.HOME_BUSY
         self.recheck = None
         if verdict.recheck_s is not None:
             self.recheck = now + max(_LEAST_RECHECK_S, verdict.recheck_s)
@@ -100,14 +132,30 @@ class Profile:
     running: dict[str, Running] = field(default_factory=dict)
     peak_running: int = 0
     gap_s: float = 0.0  # typical pause between turns, learned
+    contexts: Contexts = field(init=False)
+    services: Services = field(init=False)
+    cap_stopped: bool = False  # new conversations wait
 
     def __post_init__(self) -> None:
         self.gap_s = self.params.affinity.return_gap_s
+        self.contexts = Contexts(self.params)
+        self.services = Services(self.params)
+
+    def working_set(self, now: float) -> WorkingSet:
+        """Live conversations over what can be kept warm."""
+        return WorkingSet.of(
+            self.contexts.values(), len(self.mirrors), now, self.gap_s, self.params
+        )
 
     def saw_gap(self, seen_s: float) -> None:
         """A conversation came back after this pause."""
         if self.params.affinity.learn_gap:
             self.gap_s = learned_gap_s(self.gap_s, seen_s)
+
+    @property
+    def epoch(self) -> int:
+        """Changes whenever what a slot served last does."""
+        return sum(mirror.version for mirror in self.mirrors)
 
     def add_engine(self, engine: Engine) -> None:
         self.engines[engine.name] = engine
@@ -131,12 +179,43 @@ class Profile:
     def add_waiter(self, request: Request, now: float) -> None:
         queue = self.params.queue
         limit_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
-        waiter = Waiter(WaitingView(request, now, [], owns=False), now + limit_s)
+        context, is_new = self.contexts.arrived(request, now)
+        view = WaitingView(
+            request,
+            now,
+            [],
+            owns=False,
+            session_began=context.began,
+            new_session=is_new,
+            service=self.services.of(request.key, now),
+        )
+        waiter = Waiter(view, now + limit_s, context)
         waiter.restart(self.mirrors)
         self.waiters[request.id] = waiter
 
-    def slot_views(self, now: float) -> list[SlotView]:
-        return [self._slot_view(m, now) for m in self.mirrors]
+    def reading(self, now: float) -> list[Running]:
+        """The running requests whose prompts are being read."""
+        return [r for r in self.running.values() if r.is_reading(self.params.cost, now)]
+
+    def next_read_s(self, reading: list[Running], now: float) -> float:
+        """Seconds until one of them should have been read that does not report it."""
+        ends = (r.read_at(self.params.cost) - now for r in reading if not r.request.stream)
+        return min(ends, default=float("inf"))
+
+    def view(self, now: float, keeps: bool) -> View:
+        """All that the rules may look at, as of now."""
+        return View(self.slot_views(now, keeps), self.pool_free(), self.params)
+
+    def slot_views(self, now: float, keeps: bool) -> list[SlotView]:
+        """``keeps``: idle slots are kept for their owners."""
+        views = [self._slot_view(m, now) for m in self.mirrors]
+        if keeps:
+            kept_s = kept_for_s(self.gap_s, self.params.keep)
+            for view in views:
+                view.kept = (
+                    view.idle and view.idle_s < kept_s and is_live(view, self.params.affinity)
+                )
+        return views
 
     def _slot_view(self, mirror: SlotMirror, now: float) -> SlotView:
         content = mirror.content

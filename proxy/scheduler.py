@@ -12,14 +12,17 @@ protect itself here: a request pinned to a busy slot can load another conversati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from policies import guest, order
 from policies.admission import pool_need
+from policies.cost import run_s
 from policies.decide import View, decide
 from policies.params import Params
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
+from policies.working_set import longest_wait_s, may_start
 from proxy.book import Engine, Held, Profile, Running, Waiter
+from proxy.contexts import BACKGROUND_KINDS
 from proxy.events import (
     Action,
     AskSlots,
@@ -71,12 +74,11 @@ class Scheduler:
         """Change the state; returns the profiles in which somebody may go on now."""
         match event:
             case RequestProgressed():
-                self._progressed(event)
-                return []
+                return self._progressed(event)
             case RequestArrived():
                 return self._arrived(event, now, out)
             case RequestCancelled():
-                return [p for p in self._profiles.values() if p.waiters.pop(event.id, None)]
+                return self._cancelled(event, now)
             case RequestFinished():
                 return self._finished(event, now, out)
             case RequestFailed():
@@ -106,6 +108,14 @@ class Scheduler:
         profile.add_waiter(request, now)
         return [profile]
 
+    def _cancelled(self, event: RequestCancelled, now: float) -> list[Profile]:
+        for profile in self._profiles.values():
+            waiter = profile.waiters.pop(event.id, None)
+            if waiter is not None:
+                profile.contexts.ended(waiter.view.request, now)
+                return [profile]
+        return []
+
     def _ready(self, event: EngineReady) -> list[Profile]:
         profile = self._profiles[event.profile]
         mirrors = [
@@ -123,21 +133,30 @@ class Scheduler:
         profile.drop_engine(event.engine)
         return [profile]
 
-    def _progressed(self, event: RequestProgressed) -> None:
+    def _progressed(self, event: RequestProgressed) -> list[Profile]:
+        """Only the end of a prompt changes what others may do."""
         for profile in self._profiles.values():
             running = profile.running.get(event.id)
-            if running and running.mirror and self._current(running.engine):
+            if running is None:
+                continue
+            if running.mirror and self._current(running.engine):
                 running.mirror.progressed(event.processed)
+            if not running.read and event.processed >= len(running.request.tokens):
+                running.read = True
+                return [profile]
+        return []
 
     def _finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
-        profile, running = self._ended(event.id)
+        profile, running = self._ended(event.id, now)
         if profile is None or running is None:
             return []
+        n, cached = len(running.request.tokens), event.cached_tokens
+        uncached = n - (running.expected if cached is None else cached)
+        profile.services.add(running.request.key, uncached, event.completion_tokens or 0, now)
         mirror, engine = running.mirror, running.engine
         if mirror is None or not self._current(engine):
             return [profile]
         mirror.commit(event.prompt_tokens, event.completion_tokens, now)
-        n = len(running.request.tokens)
         if event.id_slot is not None and event.id_slot != mirror.id.id_slot:
             said = f"pinned to slot {mirror.id.id_slot}, the engine used slot {event.id_slot}"
             out.append(Mismatch(mirror.id, event.id, said))
@@ -151,9 +170,10 @@ class Scheduler:
         return [profile]
 
     def _failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
-        profile, running = self._ended(event.id)
+        profile, running = self._ended(event.id, now)
         if profile is None or running is None:
             return []
+        profile.services.add(running.request.key, 0, event.generated, now)
         mirror, engine = running.mirror, running.engine
         if mirror is None or not self._current(engine):
             return [profile]
@@ -198,12 +218,13 @@ class Scheduler:
     def _profile_of(self, engine: str) -> Profile | None:
         return next((p for p in self._profiles.values() if engine in p.engines), None)
 
-    def _ended(self, id: str) -> tuple[Profile | None, Running | None]:
+    def _ended(self, id: str, now: float) -> tuple[Profile | None, Running | None]:
         for profile in self._profiles.values():
             running = profile.running.pop(id, None)
             if running is not None:
                 if running.mirror is None:
                     running.engine.unpinned -= 1
+                profile.contexts.ended(running.request, now)
                 return profile, running
         return None, None
 
@@ -225,46 +246,90 @@ class Scheduler:
     def _decide(self, profile: Profile, now: float, out: list[Action]) -> None:
         """End what waited too long, then place what can be placed."""
         self._expire(profile, now, out)
-        slots = profile.slot_views(now)
-        profile.line = self._line_up(profile, slots, now)
+        if not profile.waiters:
+            profile.line = []
+            return
+        working_set = profile.working_set(now)
+        keeps = profile.params.keep.enabled and working_set.wanted > profile.params.keep.above
+        profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
+        view = profile.view(now, keeps)
+        profile.line = self._line_up(profile, view.slots, now)
         max_running = profile.params.queue.max_running
-        slots_changed = False
+        epoch = profile.epoch
         for waiter in profile.line:
             if profile.engines and len(profile.running) >= max_running:
                 waiter.hold(Hold(Reason.MAX_RUNNING, f"{max_running} requests run"), now)
                 continue
-            if slots_changed:
-                waiter.compare(profile.mirrors, profile.params)
-            verdict = self._verdict(profile, waiter, slots, now)
+            waiter.compare(profile.mirrors, epoch, profile.params)
+            verdict = self._not_yet(profile, waiter, now) or self._verdict(
+                profile, waiter, view, now
+            )
+            if isinstance(verdict, Place):
+                verdict = self._not_cold(profile, waiter, verdict, now)
             if isinstance(verdict, Hold):
                 waiter.hold(verdict, now)
             elif isinstance(verdict, Reject):
                 self._reject(profile, waiter, verdict, now, out)
             else:
                 self._dispatch(profile, waiter, verdict, now, out)
-                slots, slots_changed = profile.slot_views(now), True
+                view, epoch = profile.view(now, keeps), profile.epoch
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
 
-    def _line_up(self, profile: Profile, slots: list[SlotView], now: float) -> list[Waiter]:
+    def _line_up(self, profile: Profile, slots: Sequence[SlotView], now: float) -> list[Waiter]:
         ranked = []
+        epoch = profile.epoch
         for waiter in profile.waiters.values():
-            waiter.compare(profile.mirrors, profile.params)
+            waiter.compare(profile.mirrors, epoch, profile.params)
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(
                 view.request, slots, view.matches, profile.params
             )
-            ranked.append((order.rank(view, is_guest, now - view.arrived, profile.params), waiter))
+            rank = order.rank(view, is_guest, now - view.arrived, profile.params)
+            waiter.place = rank.place
+            ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])
         return [waiter for _, waiter in ranked]
 
-    def _verdict(
-        self, profile: Profile, waiter: Waiter, slots: list[SlotView], now: float
-    ) -> Verdict:
+    def _not_yet(self, profile: Profile, waiter: Waiter, now: float) -> Hold | None:
+        """Why a request does not start yet, whatever slot is free: the cap on conversations, and
+        somebody's first token that comes before a side job."""
+        view, waited_s = waiter.view, now - waiter.view.arrived
+        request = view.request
+        if view.new_session and profile.cap_stopped and not view.owns:
+            own_s = run_s(profile.params.cost, 0, len(request.tokens), request.max_tokens)
+            left_s = longest_wait_s(own_s, profile.params) - waited_s
+            if left_s > 0:
+                why = "more conversations live than the slots keep warm"
+                return Hold(Reason.SESSION_CAP, why, left_s)
+        knobs = profile.params.order
+        left_s = knobs.background_max_wait_s - waited_s
+        if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
+            return None
+        first = [r for r in profile.reading(now) if r.request.kind not in BACKGROUND_KINDS]
+        queued = any(w.view.request.kind not in BACKGROUND_KINDS for w in profile.waiters.values())
+        if not first and not queued:
+            return None
+        recheck_s = min(left_s, profile.next_read_s(first, now))
+        return Hold(Reason.BACKGROUND, "somebody waits for a first token", recheck_s)
+
+    def _not_cold(self, profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
+        """Hold a long prompt back while another is read: each stalls every stream."""
+        knobs = profile.params.cold
+        uncached = len(waiter.view.request.tokens) - place.expected_cached
+        left_s = knobs.cold_max_wait_s - (now - waiter.view.arrived)
+        if not knobs.enabled or uncached <= knobs.cold_tokens or left_s <= 0:
+            return place
+        cold = [r for r in profile.reading(now) if r.uncached > knobs.cold_tokens]
+        if len(cold) < knobs.max_cold_prefills:
+            return place
+        recheck_s = min(left_s, profile.next_read_s(cold, now))
+        return Hold(Reason.COLD_PREFILL, f"{len(cold)} long prompts are being read", recheck_s)
+
+    def _verdict(self, profile: Profile, waiter: Waiter, view: View, now: float) -> Verdict:
         unpinned = profile.unpinned_engine()
         if unpinned is not None:
             return _unpinned_verdict(unpinned, waiter.view.request)
-        view = View(slots, profile.pool_free(), profile.params)
         return decide(waiter.view, view, now - waiter.view.arrived)
 
     def _dispatch(
@@ -272,6 +337,7 @@ class Scheduler:
     ) -> None:
         request = waiter.view.request
         del profile.waiters[request.id]
+        waiter.context.started = True
         mirror: SlotMirror | None = None
         held = Held()
         if place.slot == UNPINNED:
@@ -316,6 +382,7 @@ class Scheduler:
     ) -> None:
         request = waiter.view.request
         del profile.waiters[request.id]
+        profile.contexts.ended(request, now)
         out.append(
             Refuse(
                 request.id,
@@ -333,6 +400,7 @@ class Scheduler:
         for waiter in [w for w in profile.waiters.values() if now >= w.deadline]:
             request = waiter.view.request
             del profile.waiters[request.id]
+            profile.contexts.ended(request, now)
             waited_s = now - waiter.view.arrived
             out.append(
                 Refuse(

@@ -37,7 +37,7 @@ def test_all_faults_come_at_once_with_path_value_and_limit() -> None:
         "resident_share, protect_s, break_after_s, break_ratio, guest_max_wait_s",
         "policy.affinity: expected a mapping, got []",
         "policy.nonsense: unknown section, expected one of cost, home, guest, affinity, window, "
-        "order, queue",
+        "order, keep, cap, cold, queue",
     ]
 
 

@@ -369,7 +369,7 @@ def test_a_prompt_longer_than_every_window_is_refused_with_both_numbers() -> Non
 
 
 def test_the_prompt_and_its_room_choose_the_window() -> None:
-    s = scheduler(window=(4096, 4096, 16_384))
+    s = scheduler(window=(4096, 4096, 16_384), cold={"enabled": False})
     small = arrived("a", text(("a", 3500)), max_tokens=2000)
     assert dispatches(s.handle(small, 0)) == [("a", 2, "new")]
     assert dispatches(s.handle(arrived("b", text(("b", 2500)), max_tokens=500), 1)) == [
@@ -628,3 +628,140 @@ def test_the_snapshot_is_plain_data_without_prompts() -> None:
     assert found["p"]["waiting"][0]["id"] == "b"
     assert found["p"]["waiting"][0]["waited_s"] == 2
     assert found["p"]["peak_running"] == 1
+
+
+# ---------------------------------------------------------------- under load
+
+
+def of(event: RequestArrived, **changes: object) -> RequestArrived:
+    """The same arrival with other fields of its request."""
+    return RequestArrived(replace(event.request, **changes))  # type: ignore[arg-type]
+
+
+def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
+    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False})
+    serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
+    actions = s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
+    assert dispatches(actions) == []
+    waiting = s.waiting_for("b1", 1)
+    assert waiting is not None
+    assert waiting.reason is Reason.HELD
+    assert next_wake(actions) == pytest.approx(20)
+    back = in_session("a2", "a", ("head", 50), ("a", 3000), ("a2", 100))
+    assert dispatches(s.handle(back, 5)) == [("a2", 0, "home")], "the owner is not held back"
+
+
+def test_a_kept_slot_is_anybodys_after_its_time() -> None:
+    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False})
+    serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
+    s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
+    assert dispatches(tick(s, 19.9)) == []
+    assert [id for id, _, _ in dispatches(tick(s, 20.1))] == ["b1"]
+
+
+def test_nothing_is_kept_while_all_that_live_fit() -> None:
+    s = scheduler(slots=4, guest={"enabled": False})
+    first = serve(s, in_session("a1", "a", ("head", 3000), ("a", 50), turns=1), 0)
+    newcomer = in_session("b1", "b", ("head", 3000), ("b", 50), turns=1)
+    assert dispatches(s.handle(newcomer, 1)) == [("b1", first, "affinity")]
+
+
+def test_keeping_can_be_switched_off() -> None:
+    s = scheduler(
+        slots=1, guest={"enabled": False}, cap={"enabled": False}, keep={"enabled": False}
+    )
+    serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
+    newcomer = in_session("b1", "b", ("head", 50), ("b", 3000))
+    assert dispatches(s.handle(newcomer, 1)) == [("b1", 0, "affinity")]
+
+
+def test_new_conversations_wait_while_those_that_live_fill_the_slots() -> None:
+    s = scheduler(slots=2, keep={"enabled": False})
+    for name in ("a", "b"):
+        serve(s, in_session(f"{name}1", name, (name, 50), (name, 3000)), 0)
+        s.handle(in_session(f"{name}2", name, (name, 50), (name, 3000), ("2", 9)), 1)
+    newcomer = in_session("c1", "c", ("c", 50), ("c", 3000), turns=1)
+    assert dispatches(s.handle(newcomer, 2)) == []
+    s.handle(finished("a2"), 3)
+    waiting = s.waiting_for("c1", 3)
+    assert waiting is not None
+    assert waiting.reason is Reason.SESSION_CAP
+    assert [id for id, _, _ in dispatches(tick(s, 32.1))] == ["c1"], "after its longest wait"
+
+
+def test_the_cap_can_be_switched_off() -> None:
+    s = scheduler(slots=2, keep={"enabled": False}, cap={"enabled": False})
+    for name in ("a", "b"):
+        serve(s, in_session(f"{name}1", name, (name, 50), (name, 3000)), 0)
+    newcomer = in_session("c1", "c", ("c", 50), ("c", 3000), turns=1)
+    assert [id for id, _, _ in dispatches(s.handle(newcomer, 2))] == ["c1"]
+
+
+def test_one_long_prompt_is_read_at_a_time() -> None:
+    s = scheduler(slots=3)
+    s.handle(arrived("a", text(("a", 9000))), 0)
+    assert dispatches(s.handle(arrived("b", text(("b", 9000))), 1)) == []
+    waiting = s.waiting_for("b", 1)
+    assert waiting is not None
+    assert waiting.reason is Reason.COLD_PREFILL
+    assert dispatches(s.handle(arrived("short", text(("s", 500))), 2)) != [], "a short one may"
+    assert dispatches(s.handle(RequestProgressed("a", 4096, 0), 3)) == []
+    assert [id for id, _, _ in dispatches(s.handle(RequestProgressed("a", 9000, 0), 9))] == ["b"]
+
+
+def test_a_long_prompt_that_reports_nothing_is_read_by_the_cost_model() -> None:
+    s = scheduler(slots=3)
+    s.handle(arrived("a", text(("a", 9000)), stream=False), 0)
+    actions = s.handle(arrived("b", text(("b", 9000))), 1)
+    assert next_wake(actions) == pytest.approx(9)
+    assert [id for id, _, _ in dispatches(tick(s, 9.1))] == ["b"]
+
+
+def test_the_limit_of_cold_prefills_can_be_switched_off() -> None:
+    s = scheduler(slots=3, cold={"enabled": False})
+    s.handle(arrived("a", text(("a", 9000))), 0)
+    assert dispatches(s.handle(arrived("b", text(("b", 9000))), 1)) != []
+
+
+def test_a_side_job_lets_the_first_token_go_first() -> None:
+    """Field report R20: two requests within 5 ms, two slots."""
+    s = scheduler(slots=2)
+    assert dispatches(s.handle(turn("main", "m", 1), 0)) != []
+    assert dispatches(s.handle(of(title("t"), kind="side"), 0.005)) == []
+    waiting = s.waiting_for("t", 1)
+    assert waiting is not None
+    assert waiting.reason is Reason.BACKGROUND
+    assert dispatches(s.handle(RequestProgressed("main", 1200, 0), 2)) == [("t", 0, "guest")]
+
+
+def test_a_side_job_waits_no_longer_than_its_bound() -> None:
+    s = scheduler(slots=2)
+    s.handle(turn("main", "m", 1), 0)
+    s.handle(of(title("t"), kind="side"), 1)
+    assert dispatches(tick(s, 120.9)) == []
+    assert dispatches(tick(s, 121.1)) == [("t", 0, "guest")]
+
+
+def test_side_jobs_are_like_others_where_the_rule_is_off() -> None:
+    s = scheduler(slots=2, order={"background": False})
+    s.handle(turn("main", "m", 1), 0)
+    assert dispatches(s.handle(of(title("t"), kind="side"), 1)) != []
+
+
+def test_the_key_that_was_served_least_goes_first() -> None:
+    s = scheduler(slots=2, queue={"max_running": 1}, cold={"enabled": False})
+    serve(s, arrived("much", text(("much", 20_000)), key="greedy"), 0)
+    s.handle(arrived("run", text(("run", 100)), key="third"), 1)
+    s.handle(arrived("g", text(("g", 5000)), key="greedy"), 2)
+    s.handle(arrived("m", text(("m", 5000)), key="modest"), 3)
+    assert [id for id, _, _ in dispatches(s.handle(finished("run"), 4))] == ["m"]
+
+
+def test_older_conversations_go_before_younger_ones() -> None:
+    s = scheduler(slots=3, queue={"max_running": 1}, keep={"enabled": False})
+    serve(s, in_session("old1", "old", ("old", 50), ("o", 3000)), 0)
+    serve(s, in_session("young1", "young", ("young", 50), ("y", 3000)), 5)
+    s.handle(arrived("run", text(("run", 100))), 6)
+    s.handle(in_session("young2", "young", ("young", 50), ("y", 3000), ("2", 9)), 7)
+    s.handle(in_session("old2", "old", ("old", 50), ("o", 3000), ("2", 9)), 8)
+    assert [id for id, _, _ in dispatches(s.handle(finished("run"), 9))] == ["old2"]

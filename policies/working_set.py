@@ -1,0 +1,68 @@
+"""How many conversations live beside how many can be kept warm; and who may start a new one.
+
+A slot holds one conversation, however short, so live contexts are counted, not their tokens; each
+counts by its chance of return. What the engine's RAM cache holds beside the slots adds to the
+capacity in units of the mean context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from policies.affinity import chance_of_return
+from policies.params import Params
+
+
+@dataclass(slots=True)
+class Context:
+    """One conversation as the scheduler remembers it."""
+
+    began: float  # s
+    last_seen: float  # s, its last request's arrival or end
+    tokens: int = 0  # its last prompt
+    turns: int = 0
+    open: int = 0  # requests that wait or run
+    started: bool = False  # a slot has held it: until then it takes nobody's place
+
+
+class WorkingSet(NamedTuple):
+    """Live conversations over what slots and park can hold."""
+
+    warm: float  # those that a slot has held
+    wanted: float  # and those that wait for their first
+
+    @classmethod
+    def of(
+        cls, contexts: Iterable[Context], slots: int, now: float, gap_s: float, params: Params
+    ) -> WorkingSet:
+        """Both are 0 where there is no slot."""
+        warm = wanted = tokens = 0.0
+        for context in contexts:
+            chance = 1.0
+            if not context.open:
+                idle_s = now - context.last_seen
+                chance = chance_of_return(context.turns, idle_s, gap_s, params.affinity)
+            wanted += chance
+            tokens += chance * context.tokens
+            if context.started:
+                warm += chance
+        if not slots or not wanted:
+            return cls(0.0, 0.0)
+        parked = params.keep.park_tokens * wanted / tokens if tokens else 0.0
+        capacity = slots + parked
+        return cls(warm / capacity, wanted / capacity)
+
+
+def longest_wait_s(run_s: float, params: Params) -> float:
+    """After how long a new conversation starts all the same: three times its own run, bounded."""
+    knobs = params.cap
+    return min(max(3 * run_s, knobs.cap_min_wait_s), knobs.cap_max_wait_s)
+
+
+def may_start(stopped: bool, working_set: WorkingSet, params: Params) -> bool:
+    """Whether a new conversation may start; ``stopped``: the answer before was no."""
+    if not params.cap.enabled:
+        return True
+    return working_set.warm < (params.cap.admit_below if stopped else params.cap.stop_at)

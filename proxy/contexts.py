@@ -1,0 +1,89 @@
+"""What the scheduler remembers of conversations and of keys, beyond what a slot shows."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from policies.params import Params
+from policies.types import SIDE_JOB, Request
+from policies.working_set import Context
+
+_MOST_CONTEXTS = 512
+_MOST_KEYS = 1024
+BACKGROUND_KINDS = (SIDE_JOB, "summary")
+_OUTPUT_WEIGHT = 2  # a generated token costs about as much as two that are read
+
+
+class Contexts:
+    """The conversations of one profile, the least recently seen first; bounded."""
+
+    def __init__(self, params: Params) -> None:
+        self._expire_s = params.affinity.expire_s
+        self._known: OrderedDict[str, Context] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def values(self) -> list[Context]:
+        return list(self._known.values())
+
+    def arrived(self, request: Request, now: float) -> tuple[Context, bool]:
+        """The request's conversation, and whether this is the first that is seen of it.
+
+        Side jobs and requests without a session have none: a new one is made, and forgotten.
+        """
+        if not request.session or request.kind in BACKGROUND_KINDS:
+            return Context(now, now, len(request.tokens), request.turns), False
+        self._forget(now)
+        context = self._known.get(request.session)
+        is_new = context is None
+        if context is None:
+            context = self._known[request.session] = Context(now, now)
+        context.last_seen = now
+        context.tokens = len(request.tokens)
+        context.turns = max(context.turns + 1, request.turns)
+        context.open += 1
+        self._known.move_to_end(request.session)
+        return context, is_new
+
+    def ended(self, request: Request, now: float) -> None:
+        """The request was answered, or its client left."""
+        context = self._known.get(request.session)
+        if context is None or request.kind in BACKGROUND_KINDS:
+            return
+        context.open = max(0, context.open - 1)
+        context.last_seen = now
+        self._known.move_to_end(request.session)
+
+    def _forget(self, now: float) -> None:
+        while self._known:
+            session, context = next(iter(self._known.items()))
+            old = not context.open and now - context.last_seen >= self._expire_s
+            if not old and len(self._known) < _MOST_CONTEXTS:
+                return
+            del self._known[session]
+
+
+class Services:
+    """What each key was served lately: uncached prompt tokens and generated ones, decayed."""
+
+    def __init__(self, params: Params) -> None:
+        self._half_life_s = params.order.service_half_life_s
+        self._served: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def of(self, key: str, now: float) -> float:
+        """Tokens."""
+        amount, at = self._served.get(key, (0.0, now))
+        return amount * math.pow(0.5, max(0.0, now - at) / self._half_life_s)
+
+    def add(self, key: str, uncached: int, generated: int, now: float) -> None:
+        amount = self.of(key, now) + max(0, uncached) + _OUTPUT_WEIGHT * generated
+        self._served[key] = (amount, now)
+        self._served.move_to_end(key)
+        if len(self._served) > _MOST_KEYS:
+            self._served.popitem(last=False)
+
+    def shares(self, now: float) -> list[float]:
+        """What every key that was served lately got."""
+        return [self.of(key, now) for key in self._served]
