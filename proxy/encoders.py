@@ -27,6 +27,7 @@ from proxy.vocabulary import Vocabulary
 
 BUILD_TIMEOUT_S = 60.0
 ENCODE_TIMEOUT_S = 60.0
+ENCODE_CHARS_PER_S = 100_000  # a tenth of the slowest seen; long texts get more time
 _CALL_CHARS = 1024 * 1024  # of one call to the engine or the process
 
 
@@ -92,6 +93,7 @@ class ProcessEncoder:
 
     async def start(self) -> dict[str, int]:
         """Build it; returns the special tokens. Raises :class:`UnsupportedError`."""
+        self.close("it is built anew")
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "proxy.encoder_process"),
@@ -112,7 +114,8 @@ class ProcessEncoder:
     async def encode(self, segments: Sequence[str]) -> list[bytes]:
         packed: list[bytes] = []
         for batch in _batches(segments):
-            answer = await self._ask(ENCODE_TIMEOUT_S, batch)
+            bound_s = ENCODE_TIMEOUT_S + sum(map(len, batch)) / ENCODE_CHARS_PER_S
+            answer = await self._ask(bound_s, batch)
             if isinstance(answer, str):
                 raise EncoderGoneError(f"the local tokenizer failed: {answer}")
             packed += answer

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from proxy.encoders import EncoderGoneError, EngineEncoder, ProcessEncoder, Source
@@ -18,6 +17,7 @@ from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.known_prompts import SegmentCache, Trails
 from proxy.local_encoder import UnsupportedError
+from proxy.local_tokenizer import Local
 from proxy.prepare import OFF_LOOP_BYTES
 from proxy.probe_chats import PROBE_CHATS
 from proxy.prompt_encoder import Edges, PromptEncoder
@@ -34,6 +34,8 @@ from proxy.render import (
 from proxy.segments import Cuts
 
 log = logging.getLogger(__name__)
+
+PROOF_TRIES = 3  # more, where the engine was gone or busy
 
 State = Literal["local", "engine", "proving"]
 
@@ -52,37 +54,6 @@ class Plan(NamedTuple):
 
     shape: bytes
     here: bool | None
-
-
-class Local:
-    """The local tokenizer of a profile, built once for all its engines."""
-
-    def __init__(self, profile: str, source: Source) -> None:
-        self.salt = blake2b(b"local " + profile.encode(), digest_size=16).digest()
-        self._source = source
-        self._encoder = ProcessEncoder(source)
-        self._lock = asyncio.Lock()
-        self._cuts: Cuts | None = None
-        self._refused: str | None = None
-
-    async def get(self) -> tuple[ProcessEncoder, Cuts]:
-        """Raises :class:`UnsupportedError`, at once where it did before."""
-        if not self._source.given:
-            raise UnsupportedError("no vocabulary is known")
-        async with self._lock:
-            if self._refused is not None:
-                raise UnsupportedError(self._refused)
-            if self._cuts is None:
-                try:
-                    specials = await self._encoder.start()
-                except UnsupportedError as error:
-                    self._refused = str(error)
-                    raise
-                self._cuts = await asyncio.to_thread(Cuts, specials)
-            return self._encoder, self._cuts
-
-    async def close(self) -> None:
-        await self._encoder.closed()
 
 
 class Knowledge:
@@ -112,11 +83,14 @@ class Knowledge:
         self._renderer: Renderer | None = None
         self._shapes = Shapes()
         self._encoded = 0
+        self._tries_left = PROOF_TRIES
+        self._broken = False
 
     # ------------------------------------------------------------ the proof
 
     async def prove(self, engine: EngineClient) -> None:
         """Compare on the corpora; never raises, the standings tell."""
+        self._broken = False
         try:
             edges = await edges_of(engine)
             await self._prove_tokenizer(engine, edges)
@@ -127,7 +101,16 @@ class Knowledge:
             log.exception("profile %s: comparing with the engine", self.profile)
             self._broken_off("the comparison broke off by a fault of slotwise, see the log")
 
+    def again(self) -> bool:
+        """Whether the comparison broke off and should be tried once more; counts the tries."""
+        if not self._broken or self._tries_left <= 0:
+            return False
+        self._broken = False
+        self._tries_left -= 1
+        return True
+
     def _broken_off(self, why: str) -> None:
+        self._broken = True
         for standing in (self.tokenizer, self.rendering):
             if standing.state == "proving":
                 self._set(Standing(standing.job, "engine", why))

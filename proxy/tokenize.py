@@ -16,7 +16,8 @@ rest counts the template's marker only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from datetime import date
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,17 +25,16 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from policies.prefix import EMPTY, Tokens, lcp, pack
-from policies.types import Section
 from proxy.encoders import EncoderGoneError, Source
 from proxy.engine import EngineClient
 from proxy.errors import UpstreamError
-from proxy.knowledge import Knowledge, Local, Plan, Standing
-from proxy.known_prompts import Mapped, SegmentCache, Trails
+from proxy.knowledge import Knowledge, Plan, Standing
+from proxy.known_prompts import SegmentCache, Trails
+from proxy.local_tokenizer import Local
 from proxy.prepare import OFF_LOOP_BYTES, Kind, Prepared
 from proxy.prompt_cache import Encoded, TokenCache
-from proxy.prompt_encoder import PromptEncoder
+from proxy.prompt_sections import one_section, sections_of
 from proxy.raw_prompt import raw_prompt
-from proxy.sections import Layout, Specials, layout, markers
 
 __all__ = ("Encoded", "TokenCache", "Tokenizer")
 
@@ -95,6 +95,8 @@ class Tokenizer:
                 self._made,
             )
             self._known[engine] = self._latest[profile] = known
+            self._start(known.prove(engine))
+        elif known is not None and known.again():
             self._start(known.prove(engine))
         return known
 
@@ -170,13 +172,13 @@ class Tokenizer:
             try:
                 mapped = await prompts.encode(text)
                 tokens = mapped.tokens
-                sections, first_user_end = await _sections(prompts, mapped, shape)
+                sections, first_user_end = await sections_of(prompts, mapped, shape)
             except EncoderGoneError as error:
                 known.lost(error)
                 tokens = None
         if tokens is None:
             tokens = await _packed(await engine.tokenize(text))
-            sections, first_user_end = _one_section(tokens), None
+            sections, first_user_end = one_section(tokens), None
         if first_user_end is None:
             head = await self._head(engine, known, request, shape)
             first_user_end = lcp(tokens, head)
@@ -198,8 +200,9 @@ class Tokenizer:
             return EMPTY
         head = {**shape, "messages": messages[: first + 1], "add_generation_prompt": False}
         head.pop("continue_final_message", None)
-        key = await _digest(request.profile, head, request.size_bytes)
-        kept = self.cache.get(key)
+        clock = known is not None and known.tells_time()
+        key = b"" if clock else await _digest(request.profile, head, request.size_bytes)
+        kept = self.cache.get(key) if key else None
         if kept is not None:
             return kept.tokens
         try:
@@ -208,7 +211,8 @@ class Tokenizer:
             # Some templates refuse a head on its own; the request itself was rendered.
             return EMPTY
         tokens = await self._text(engine, known, text)
-        self.cache.put(key, Encoded(tokens, 0, 1))
+        if key:
+            self.cache.put(key, Encoded(tokens, 0, 1))
         return tokens
 
     async def _text(
@@ -264,47 +268,6 @@ class Tokenizer:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _sections(
-    prompts: PromptEncoder, mapped: Mapped, shape: Mapping[str, Any]
-) -> tuple[tuple[Section, ...], int | None]:
-    """The sections of a prompt in tokens, and the end of its first user turn, where certain."""
-    spans = [(mapped.ends[i - 1], mapped.ends[i]) for i in mapped.cuts]
-    names = [name for tool in shape.get("tools") or () if (name := _name_of(tool))]
-    messages: Sequence[Mapping[str, Any]] = shape["messages"]
-
-    def find() -> Layout:
-        known = spans if len(spans) >= len(messages) else markers(mapped.text)
-        return layout(mapped.text, Specials(known), messages, names)
-
-    found = find() if len(mapped.text) <= OFF_LOOP_BYTES else await asyncio.to_thread(find)
-    return await _in_tokens(prompts, mapped, found)
-
-
-async def _in_tokens(
-    prompts: PromptEncoder, mapped: Mapped, found: Layout
-) -> tuple[tuple[Section, ...], int | None]:
-    places = [part.end for part in found.parts]
-    if found.first_user_end is not None:
-        places.append(found.first_user_end)
-    positions = await prompts.positions(mapped, places)
-    sections: list[Section] = []
-    last = 0
-    for part, end in zip(found.parts, positions, strict=False):
-        if end > last:
-            sections.append(Section(part.name, part.message, end))
-            last = end
-    return tuple(sections), None if found.first_user_end is None else positions[-1]
-
-
-def _one_section(tokens: Tokens) -> tuple[Section, ...]:
-    return (Section("template", -1, len(tokens)),) if len(tokens) else ()
-
-
-def _name_of(tool: Any) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return str(function.get("name", "")) if isinstance(function, dict) else ""
-
-
 def _usage(cache: Any, hits: int | None = None, misses: int | None = None) -> dict[str, int]:
     used = {"entries": len(cache), "bytes": cache.size_bytes, "max_bytes": cache.max_bytes}
     return used if hits is None or misses is None else {**used, "hits": hits, "misses": misses}
@@ -315,7 +278,10 @@ async def _packed(ids: list[Any]) -> Tokens:
 
 
 async def _digest(profile: str, shape: Mapping[str, Any], size_bytes: int) -> bytes:
+    # The date: a template that nothing is known of may print it.
+    salt = f"{profile}\0{date.today()}\0".encode()
+
     def digest() -> bytes:
-        return blake2b(profile.encode() + b"\0" + orjson.dumps(shape), digest_size=16).digest()
+        return blake2b(salt + orjson.dumps(shape), digest_size=16).digest()
 
     return digest() if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(digest)
