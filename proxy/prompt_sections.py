@@ -1,4 +1,4 @@
-"""The sections of an encoded prompt as token positions, from where its messages stand in the text."""
+"""The sections of an encoded prompt as token positions, from where its messages stand in it."""
 
 from __future__ import annotations
 
