@@ -62,7 +62,7 @@ LAWS = (
     Law(
         # it measures the very encoding that serves, on the vocabulary as it is read for it
         ("bench/tokens_bench.py",),
-        ("bench", "bench.*", *POLICIES, "proxy", "proxy.*", "launcher.gguf_header"),
+        ("bench", "bench.*", *POLICIES, "proxy", "proxy.*", "launcher", "launcher.gguf_header"),
         MEASURING | {"httpx"},
     ),
     Law(
