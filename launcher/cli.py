@@ -19,11 +19,12 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
-from launcher import argv, command_line
+from launcher import argv, command_line, gguf_header
 from launcher import explain as ask_why
 from launcher.attach import Attachment
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE
@@ -35,6 +36,7 @@ from policies import params
 from proxy import explain, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
+from proxy.encoders import Source
 from proxy.journal import Journal
 from proxy.ledger import Ledger
 
@@ -262,12 +264,20 @@ def _served(profile: Profile) -> ServedProfile:
         name=profile.name,
         aliases=profile.aliases,
         params=params.from_mapping(profile.sections["policy"])[0],
+        tokenizer=_tokenizer_of(profile),
         normalize=normalize.from_mapping(profile.sections["normalize"])[0],
         kinds=kinds.from_mapping(profile.sections["kinds"])[0],
         cache_ram_mib=profile.server.cache_ram_mib,
         kv_unified=profile.server.kv_unified,
         windows=tuple(windows) if windows is not None else None,
     )
+
+
+def _tokenizer_of(profile: Profile) -> Source:
+    """What a local tokenizer can be made from; nothing of an attached server's model is known."""
+    model = profile.model
+    vocabulary = partial(gguf_header.read_vocabulary, model) if model is not None else None
+    return Source(vocabulary=vocabulary, tokenizer_json=profile.tokenizer)
 
 
 def _keys(profiles: Sequence[Profile]) -> dict[str, str]:

@@ -170,13 +170,15 @@ class Pages:
         driver = self._driver
         scheduler = driver.scheduler
         driver.metrics.sync(scheduler.waiting(driver.clock()), scheduler.slots())
+        for profile, standing in driver.tokenizer.standings().items():
+            encoding, rendering = (part.state == "local" for part in standing)
+            driver.metrics.tokens_local(profile, encoding, rendering)
         body, content_type = driver.metrics.exposition()
         return Response(body, headers={"Content-Type": content_type})
 
     async def status(self, request: Request) -> Response:
         """All that is decided on, and no word of any prompt."""
         driver = self._driver
-        cache = self._services.tokenizer.cache
         snapshot = driver.scheduler.snapshot(driver.clock())
         return _json(
             {
@@ -194,13 +196,7 @@ class Pages:
                     for life in driver.engines.values()
                 },
                 "history": driver.history.kept(),
-                "token_cache": {
-                    "entries": len(cache),
-                    "size_bytes": cache.size_bytes,
-                    "max_bytes": cache.max_bytes,
-                    "hits": cache.hits,
-                    "misses": cache.misses,
-                },
+                "tokens": driver.tokenizer.snapshot(),
             }
         )
 

@@ -42,6 +42,7 @@ from proxy.poller import Pace, SlotsPoller
 from proxy.probe import ProbeResult
 from proxy.scheduler import Scheduler
 from proxy.ticket import Ticket
+from proxy.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Driver:
         self.clock = clock
         self._journal = journal
         self._ledger = ledger
+        self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
         self._pace = pace or Pace()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -241,6 +243,7 @@ class Driver:
         hung = partial(self._hung, engine)
         life.poller = SlotsPoller(engine, client, self.clock, self.feed, hung, self._pace)
         life.state = "up"
+        self.tokenizer.ready(client, profile)
         self.metrics.engine_state(engine, True)
         self.metrics.engine_build(str(result.props.get("build_info", "")))
         # Of a unified KV each slot's own window is the whole pool.
@@ -306,6 +309,7 @@ class Driver:
             self._timer.cancel()
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_TIMEOUT_S)
+        await self.tokenizer.close()
         for file in (self._journal, self._ledger):
             if file is not None:
                 await asyncio.to_thread(file.close)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policies.params import Params
+from proxy.encoders import Source
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.kinds import Patterns
@@ -30,6 +31,7 @@ class ServedProfile:
     cache_ram_mib: int = 0
     kv_unified: bool = False
     windows: tuple[int, ...] | None = None  # tokens by id_slot; None: the engine's own
+    tokenizer: Source = field(default_factory=Source)
     normalize: Normalize = field(default_factory=Normalize)
     kinds: Patterns = field(default_factory=Patterns)
 

@@ -121,6 +121,11 @@ class Metrics:
         known = profile if profile in self._profiles else _UNKNOWN
         self._series.requests.labels(known, rule, code if 100 <= code <= 599 else "other").inc()
 
+    def tokens_local(self, profile: str, tokenizer: bool, template: bool) -> None:
+        """Who encodes and who renders a profile's prompts now."""
+        self._series.tokens_local.labels(profile, "tokenizer").set(int(tokenizer))
+        self._series.tokens_local.labels(profile, "template").set(int(template))
+
     def normalized(self, profile: str, parts: Iterable[str]) -> None:
         """Parts of a request were made equal to their like."""
         for part in parts:
@@ -258,6 +263,7 @@ class Metrics:
             self._series.expected_cached_tokens.labels(profile)
             self._series.reuse_bound_tokens.labels(profile)
             self._series.prefill_seconds_avoided.labels(profile)
+            self.tokens_local(profile, tokenizer=False, template=False)
             for part in PARTS:
                 self._series.normalized.labels(profile, part)
             for cause in RECOMPUTED:

@@ -34,7 +34,7 @@ from proxy.kinds import kind_of
 from proxy.prepare import Kind, Prepared, off_loop, prepare
 from proxy.reply import Reply
 from proxy.ticket import Ticket
-from proxy.tokenize import Encoded, Tokenizer
+from proxy.tokenize import Encoded
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,6 @@ class Services:
     """What every request shares."""
 
     driver: Driver
-    tokenizer: Tokenizer = field(default_factory=Tokenizer)
     sessions: SessionTable = field(default_factory=lambda: SessionTable(salt=os.urandom(16)))
     settings: Settings = field(default_factory=Settings)
 
@@ -108,7 +107,7 @@ class Exchange:
     def __init__(self, services: Services, scope: Scope, send: Send) -> None:
         caller = caller_of(scope)
         self._driver = services.driver
-        self._tokenizer = services.tokenizer
+        self._tokenizer = services.driver.tokenizer
         self._sessions = services.sessions
         self._headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self._settings = services.settings

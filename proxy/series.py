@@ -82,6 +82,12 @@ class Series:
             buckets=_BUCKETS_S,
             **own,
         )
+        self.tokens_local = Gauge(
+            "tokens_local",
+            "1 while prompts are encoded (tokenizer) or rendered (template) without the engine.",
+            ("profile", "part"),
+            **own,
+        )
         self.waiting = Gauge(
             "requests_waiting", "Requests that wait now.", ("profile", "reason"), **own
         )

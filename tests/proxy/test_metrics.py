@@ -213,6 +213,7 @@ def test_there_are_no_created_series_and_no_instance_label(metrics: Metrics) -> 
         "slotwise_requests_total",
         "slotwise_queue_wait_seconds",
         "slotwise_time_to_first_token_seconds",
+        "slotwise_tokens_local",
         "slotwise_requests_waiting",
         "slotwise_requests_running",
         "slotwise_slot_resident_tokens",
