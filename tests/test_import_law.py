@@ -72,7 +72,11 @@ LAWS = (
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),
         MEASURING | {"httpx"},
     ),
-    Law(("bench/*.py", "bench/costs/*.py"), ("bench", "bench.*", *POLICIES, *PURE_MODULES), MEASURING),
+    Law(
+        ("bench/*.py", "bench/costs/*.py"),
+        ("bench", "bench.*", *POLICIES, *PURE_MODULES),
+        MEASURING,
+    ),
 )
 ONLY_CLI_MAY = "bench"
 NOBODY_MAY = "launcher.cli"
