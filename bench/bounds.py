@@ -1,4 +1,4 @@
-"""How much of all prompts could have come from a cache at most: two bounds on token rows.
+"""How much of all prompts could have come from a cache at most: three bounds on token rows.
 
 *Infinite cache*: every request reuses the longest prefix that any earlier request left behind.
 No cache of any kind can do better in this order of requests.
@@ -10,19 +10,22 @@ assignment problem. Every schedule that keeps the order is such a choice, so its
 bound for all of them (it may choose predecessors that no real schedule combines; it is never
 below the best schedule).
 
+*Park*: a cache of so many tokens, with Belady's choice of what to forget.
+
 An engine always evaluates at least one token of a prompt: a prompt of n tokens reuses n-1 at most.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from bench.rows import Row
-from policies.prefix import Tokens, lcp
+from policies.prefix import BLOCK_TOKENS, Tokens, lcp
 
 WINDOW_REQUESTS = 2000  # the matrix of a window takes 8 bytes a pair: 32 MB
 
@@ -56,14 +59,101 @@ class InfiniteCache:
         return max((reusable(prompt, self._rows[packed]) for packed in neighbours), default=0)
 
 
-def infinite(rows: Sequence[Row]) -> int:
-    """Prompt tokens that an infinite cache would have served."""
+def infinite_each(rows: Sequence[Row]) -> list[int]:
+    """Of every prompt the tokens that an infinite cache would have served."""
     cache = InfiniteCache()
-    found = 0
+    found = []
     for row in rows:
-        found += cache.reuse(row.prompt)
+        found.append(cache.reuse(row.prompt))
         cache.add(row.full)
     return found
+
+
+def infinite(rows: Sequence[Row]) -> int:
+    """Prompt tokens that an infinite cache would have served."""
+    return sum(infinite_each(rows))
+
+
+def time_floor_s(
+    rows: Sequence[Row], reused: Sequence[int], prefill_s: Callable[[int, int], float]
+) -> float:
+    """Seconds of prefill that remain where of each prompt so many tokens are reused."""
+    return sum(prefill_s(n, len(row.prompt)) for row, n in zip(rows, reused, strict=True))
+
+
+def largest_residents(rows: Sequence[Row], count: int) -> int:
+    """Tokens that ``count`` slots hold at most: those of the longest rows of as many sessions."""
+    longest: dict[str, int] = {}
+    for row in rows:
+        longest[row.session] = max(longest.get(row.session, 0), len(row.full))
+    return sum(sorted(longest.values(), reverse=True)[:count])
+
+
+def park(rows: Sequence[Row], capacity_tokens: int) -> int:
+    """Prompt tokens that a cache of so many tokens could have served at most.
+
+    The cache keeps chained blocks, and of two rows with a common beginning it keeps that once, as
+    no engine does; whom it forgets is Belady's choice: the block whose next use is farthest away,
+    or that is never used again. A block is used whenever one behind it is, so what is kept of a
+    row is always a beginning. Raises ``ValueError`` for a negative capacity.
+    """
+    if capacity_tokens < 0:
+        raise ValueError(f"capacity: expected at least 0 tokens, got {capacity_tokens}")
+    chains = [_chain(row.full) for row in rows]
+    asked = [
+        chain[: len(row.prompt) // BLOCK_TOKENS] for row, chain in zip(rows, chains, strict=True)
+    ]
+    cache = _Belady(capacity_tokens // BLOCK_TOKENS, asked)
+    found = 0
+    for number, best in enumerate(infinite_each(rows)):
+        blocks = cache.leading(asked[number])
+        # Blocks are whole, prefixes are not: the part of one more block is credited.
+        found += min(best, blocks * BLOCK_TOKENS + BLOCK_TOKENS - 1)
+        cache.add(chains[number], number)
+    return found
+
+
+def _chain(row: Tokens) -> list[int]:
+    """For every whole block of a row a digest of all up to its end."""
+    last, chain = 0, []
+    size = BLOCK_TOKENS * 4
+    for end in range(size, len(row.packed) + 1, size):
+        last = hash((last, row.packed[end - size : end]))
+        chain.append(last)
+    return chain
+
+
+class _Belady:
+    """Blocks, and when each is asked for next."""
+
+    def __init__(self, capacity_blocks: int, asked: Sequence[Sequence[int]]) -> None:
+        self._capacity = capacity_blocks
+        self._uses: dict[int, list[int]] = {}  # by block, the last first
+        for number in reversed(range(len(asked))):
+            for block in asked[number]:
+                self._uses.setdefault(block, []).append(number)
+        self._next: dict[int, int] = {}  # of the blocks that are kept
+        self._farthest: list[tuple[int, int, int]] = []  # with entries that are out of date
+
+    def leading(self, blocks: Sequence[int]) -> int:
+        """How many blocks from the beginning on are kept."""
+        return next((n for n, b in enumerate(blocks) if b not in self._next), len(blocks))
+
+    def add(self, blocks: Sequence[int], number: int) -> None:
+        """Request ``number`` computed these: keep what is used again, as far as there is room."""
+        for depth, block in enumerate(blocks):
+            uses = self._uses.get(block, [])
+            while uses and uses[-1] <= number:
+                uses.pop()
+            if uses:
+                self._next[block] = uses[-1]
+                heapq.heappush(self._farthest, (-uses[-1], -depth, block))
+            else:
+                self._next.pop(block, None)
+        while len(self._next) > self._capacity:
+            use, _, block = heapq.heappop(self._farthest)
+            if self._next.get(block) == -use:
+                del self._next[block]
 
 
 def slots(rows: Sequence[Row], count: int, window: int = WINDOW_REQUESTS) -> int:

@@ -1,0 +1,100 @@
+"""What an engine's work costs in seconds, read from a YAML file.
+
+Prefill of tokens n0..n1 takes ``c + a (n1-n0) + b (n1^2-n0^2)/2``, with c once a prompt. A decode
+step gives every sequence one token; what it takes depends on how many there are. Copying a state
+to or from the RAM cache stops everything else.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from policies.params import Cost
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_COSTS = resources.files("bench").joinpath("costs")
+
+
+class CostError(ValueError):
+    """A cost model that cannot be read; the text names the file and what is wrong."""
+
+
+class Prefill(BaseModel):
+    """Seconds of a prompt: a start, a token, and what depth adds."""
+
+    model_config = _STRICT
+    c_s: float = Field(ge=0, le=60)
+    a_s: float = Field(gt=0, le=1)
+    b_s: float = Field(ge=0, le=1e-3)
+
+
+class CostModel(BaseModel):
+    """One engine's costs."""
+
+    model_config = _STRICT
+    about: str
+    prefill: Prefill
+    decode_step_s: dict[int, float] = Field(min_length=1)  # by number of sequences
+    copy_tokens_per_s: float = Field(gt=0)
+    batch_tokens: int = Field(ge=1, le=1_000_000)
+
+    def piece_s(self, n0: int, n1: int) -> float:
+        """Seconds to compute tokens n0..n1 of a prompt, without its start."""
+        p = self.prefill
+        return p.a_s * (n1 - n0) + p.b_s * (n1 * n1 - n0 * n0) / 2
+
+    def prefill_s(self, n0: int, n1: int) -> float:
+        """Seconds from the start of a prompt of which n0 tokens are cached to its end."""
+        return self.prefill.c_s + self.piece_s(n0, n1) if n1 > n0 else 0.0
+
+    def step_s(self, sequences: int) -> float:
+        """Seconds of one decode step: on a straight line through the two nearest figures."""
+        known = sorted(self.decode_step_s.items())
+        if len(known) == 1:
+            return known[0][1]
+        above = next((i for i, (n, _) in enumerate(known) if n >= sequences), len(known) - 1)
+        (n0, s0), (n1, s1) = known[max(above - 1, 0)], known[max(above, 1)]
+        return s0 + (s1 - s0) * (sequences - n0) / (n1 - n0)
+
+    def as_policy(self) -> Cost:
+        """The same as the scheduler's rules count it, for one sequence."""
+        p = self.prefill
+        return Cost(
+            prefill_c_s=p.c_s, prefill_a_s=p.a_s, prefill_b_s=p.b_s, decode_s=self.step_s(1)
+        )
+
+
+def known() -> list[str]:
+    """The names of the cost models that come with the project."""
+    files = _COSTS.iterdir()
+    return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
+
+
+def load(name: str) -> CostModel:
+    """A cost model by its name or its file's path; raises :class:`CostError`."""
+    if name in known():
+        text = _COSTS.joinpath(f"{name}.yaml").read_text("utf-8")
+    else:
+        try:
+            text = Path(name).read_text("utf-8")
+        except OSError as error:
+            names = ", ".join(known())
+            raise CostError(f"cost: neither one of {names} nor a file: {error}") from None
+    return parse(text, name)
+
+
+def parse(text: str, name: str) -> CostModel:
+    """A cost model from YAML text; raises :class:`CostError` with all faults."""
+    try:
+        given: Any = yaml.safe_load(text)
+        return CostModel.model_validate(given)
+    except yaml.YAMLError as error:
+        raise CostError(f"{name}: not YAML: {error}") from None
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise CostError(f"{name}: {'; '.join(faults)}") from None

@@ -1,0 +1,224 @@
+"""One llama-server in virtual time: its choice of slot, its RAM cache, its batches.
+
+The engine works in batches. Each takes one token of every sequence that generates, then prompt
+tokens of the slots in the order of their ids until the batch is full. So a prefill makes all
+streams crawl, a prompt in a low slot overtakes one in a high slot, and whatever arrives waits for
+the end of the batch at work. Batches are simulated one by one while there are prompts to compute;
+pure generation goes on in one stride to the next event, because nothing changes between its steps.
+
+State copies to and from the RAM cache stop the engine for as long as they take.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bench.cost_model import CostModel
+from bench.ram_cache import RamCache
+from bench.rows import Row
+from policies.prefix import EMPTY, Tokens, lcp
+
+_NEVER = float("inf")
+_SIMILARITY = 0.1  # -sps: a slot that holds a smaller share of the prompt counts as a stranger
+_WORTH_SAVING = 0.5  # a state of which less than this would be kept is saved first
+
+
+class EngineMisuseError(RuntimeError):
+    """A request was pinned to a slot that is at work, which a real engine answers with damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """The launch line, as far as it matters."""
+
+    slots: int
+    park_tokens: int = 0  # --cache-ram
+    idle_snapshots: bool = True  # off: --no-cache-idle-slots
+
+
+@dataclass(slots=True)
+class Job:
+    """One request at the engine. ``output`` tokens are generated, one at least."""
+
+    id: str
+    row: Row
+    output: int
+    pin: int | None  # None: the engine chooses
+    slot: int = -1
+    cached: int = 0
+    begun: float = -1.0  # s, when it got its slot
+    done: int = 0  # prompt tokens in the KV
+    left: int = 0  # tokens still to generate
+
+
+class Output(NamedTuple):
+    """What the engine said at the end of a batch."""
+
+    job: Job
+    first: bool  # its first token
+    finished: bool
+
+
+@dataclass(slots=True)
+class _Slot:
+    held: Tokens = EMPTY
+    job: Job | None = None
+    released: float = -1.0  # s; -1: never used
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is being computed. ``steps`` > 1 only where all sequences generate."""
+
+    begun: float
+    step_s: float
+    steps: int = 1
+    pieces: list[tuple[Job, int]] = field(default_factory=list)
+    generating: list[Job] = field(default_factory=list)
+
+    @property
+    def ends(self) -> float:
+        return self.begun + self.steps * self.step_s
+
+
+class EngineModel:
+    """Jobs in, outputs out; ``next_at`` says when the next outputs are due."""
+
+    def __init__(self, setup: EngineSetup, cost: CostModel) -> None:
+        self.setup = setup
+        self.cost = cost
+        self.ram = RamCache(setup.park_tokens)
+        self.next_at = _NEVER
+        self.prefill_s = 0.0
+        self.copy_s = 0.0
+        self._slots = [_Slot() for _ in range(setup.slots)]
+        self._inbox: list[Job] = []
+        self._deferred: list[Job] = []
+        self._batch: _Batch | None = None
+        self._stall_s = 0.0
+        self._step_s = [cost.step_s(n) for n in range(1, setup.slots + 1)]
+
+    def slots(self) -> list[tuple[bool, int]]:
+        """Of every slot whether it is at work, and the tokens it holds."""
+        return [(s.job is not None, s.job.done if s.job else len(s.held)) for s in self._slots]
+
+    def submit(self, job: Job, now: float) -> None:
+        """A request reaches the engine; it is looked at when the batch at work is done."""
+        self._inbox.append(job)
+        batch = self._batch
+        if batch is None:
+            self._begin(now)
+        elif not batch.pieces:  # pure generation: only the step at work is waited for
+            batch.steps = min(batch.steps, max(1, math.ceil((now - batch.begun) / batch.step_s)))
+            self.next_at = batch.ends
+
+    def step(self) -> list[Output]:
+        """Finish the batch at work and begin the next; call it at ``next_at``."""
+        batch, now = self._batch, self.next_at
+        assert batch is not None
+        outputs = []
+        for job in batch.generating:
+            job.left -= batch.steps
+            if job.left <= 0:
+                outputs.append(Output(job, False, True))
+        for job, n in batch.pieces:
+            job.done += n
+            first = job.done == len(job.row.prompt)
+            job.left = job.output - 1
+            outputs.append(Output(job, first, first and job.left <= 0))
+        for output in outputs:
+            if output.finished:
+                self._release(output.job, now)
+        self._begin(now)
+        return outputs
+
+    # ------------------------------------------------------------ slots
+
+    def _release(self, job: Job, now: float) -> None:
+        slot = self._slots[job.slot]
+        slot.held, slot.job, slot.released = job.row.full, None, now
+        if self._deferred:
+            self._inbox.insert(0, self._deferred.pop(0))
+
+    def _launch(self, job: Job, now: float) -> None:
+        chosen = self._choose(job)
+        if chosen is None:
+            self._deferred.append(job)
+            return
+        index, save_first = chosen
+        slot = self._slots[index]
+        if save_first and self.setup.park_tokens:
+            self._swap(slot, job.row.prompt)
+        prompt = job.row.prompt
+        job.slot = index
+        job.cached = job.done = min(lcp(slot.held, prompt), len(prompt) - 1)
+        job.begun = now
+        self._stall_s += self.cost.prefill.c_s
+        self.prefill_s += self.cost.prefill_s(job.cached, len(prompt))
+        slot.job = job
+        if self.setup.idle_snapshots:
+            for other in self._slots:
+                if other.job is None:
+                    self._copied(self.ram.save(other.held))
+
+    def _choose(self, job: Job) -> tuple[int, bool] | None:
+        """The slot, and whether what it holds is to be saved. None: all are at work."""
+        prompt = job.row.prompt
+        if job.pin is not None and self._slots[job.pin].job is not None:
+            raise EngineMisuseError(f"{job.id} is pinned to slot {job.pin}, which is at work")
+        candidates = range(len(self._slots)) if job.pin is None else (job.pin,)
+        best, common = -1, int(_SIMILARITY * len(prompt))
+        for index in candidates:
+            slot = self._slots[index]
+            if slot.job is None and (shared := lcp(slot.held, prompt)) > common:
+                best, common = index, shared
+        if best >= 0:
+            return best, common < _WORTH_SAVING * len(self._slots[best].held)
+        if job.pin is not None:  # an empty slot is never filled from RAM: 0/0 is not below a half
+            return job.pin, len(self._slots[job.pin].held) > 0
+        idle = [(s.released, -i) for i, s in enumerate(self._slots) if s.job is None]
+        return (-min(idle)[1], True) if idle else None
+
+    def _swap(self, slot: _Slot, prompt: Tokens) -> None:
+        self._copied(self.ram.save(slot.held))
+        better = self.ram.load(slot.held, prompt)
+        if better is not None:
+            slot.held = better
+            self._copied(len(better))
+
+    def _copied(self, tokens: int) -> None:
+        if tokens:
+            seconds = tokens / self.cost.copy_tokens_per_s
+            self._stall_s += seconds
+            self.copy_s += seconds
+
+    # ------------------------------------------------------------ batches
+
+    def _begin(self, now: float) -> None:
+        inbox, self._inbox = self._inbox, []
+        for job in inbox:
+            self._launch(job, now)
+        jobs = [slot.job for slot in self._slots if slot.job is not None]
+        self._batch = self._plan(jobs, now + self._stall_s) if jobs else None
+        self._stall_s = 0.0
+        self.next_at = self._batch.ends if self._batch else _NEVER
+
+    def _plan(self, jobs: list[Job], begun: float) -> _Batch:
+        generating = [job for job in jobs if job.done == len(job.row.prompt)]
+        room = self.cost.batch_tokens - len(generating)
+        pieces: list[tuple[Job, int]] = []
+        work_s = self.cost.prefill.a_s * len(generating)
+        for job in jobs:  # in the order of slots
+            n = min(room, len(job.row.prompt) - job.done)
+            if n > 0:
+                pieces.append((job, n))
+                work_s += self.cost.piece_s(job.done, job.done + n)
+                room -= n
+        if not pieces:
+            steps = min(job.left for job in generating)
+            return _Batch(begun, self._step_s[len(generating) - 1], steps, [], generating)
+        if generating:  # no batch is faster than the generation in it
+            work_s = max(work_s, self._step_s[len(generating) - 1])
+        return _Batch(begun, work_s, 1, pieces, generating)
