@@ -100,7 +100,15 @@ class Prompts:
         return len(self._last)
 
     def last(self, request: Request) -> Prompt | None:
-        return self._last.get(_lane(request)) if request.session else None
+        """The one before this request in its session. None: the first, or the session is unknown.
+
+        Of its own lane, else of another: by its shape a conversation's first turn may look like a
+        side job, and what a summary is made of are the turns before it.
+        """
+        if not request.session:
+            return None
+        lanes = (_lane(request), *(_lane(request, kind) for kind in ("", *_OWN_LANE)))
+        return next((found for lane in lanes if (found := self._last.get(lane))), None)
 
     def keep(self, request: Request, prompt: Prompt) -> None:
         if not request.session:
@@ -115,7 +123,7 @@ class Prompts:
             self.kept_bytes -= oldest.cost_bytes
 
 
-def _lane(request: Request) -> tuple[str, str, str]:
+def _lane(request: Request, kind: str | None = None) -> tuple[str, str, str]:
     """A title or a summary made for a conversation is not its next turn."""
-    lane = request.kind if request.kind in _OWN_LANE else ""
-    return request.profile, request.session, lane
+    kind = request.kind if kind is None else kind
+    return request.profile, request.session, kind if kind in _OWN_LANE else ""

@@ -222,6 +222,27 @@ def test_a_title_made_for_a_conversation_is_not_its_next_turn() -> None:
     assert record.changed is None
 
 
+def test_a_first_turn_that_looks_like_a_side_job_is_what_the_second_turn_changed() -> None:
+    world = World(slots=1)
+    world.ask("a", FIRST, "s", ANSWER, kind="side")
+    later = [*SYSTEM[1][:14], 7, 8, *SYSTEM[1][16:]]
+    record = world.ask("b", [TOOLS, ("system", later), *SECOND[2:]], "s", kind="chat")
+    assert by_cause(record) == {"cached": 214, "changed": N + 39 - 214, "new": 31}
+    assert record.changed
+    assert (record.changed.section, record.changed.position) == ("system", 214)
+
+
+def test_a_summary_is_compared_with_the_turns_it_is_made_of() -> None:
+    world = World()
+    world.ask("a", FIRST, "s", ANSWER)
+    other = ("system", ids("summarise what follows", 60))
+    record = world.ask("b", [TOOLS, other, *SECOND[2:]], "s", kind="summary")
+    assert record.changed
+    assert (record.changed.section, record.changed.position) == ("system", 200)
+    third = world.ask("c", SECOND, "s")
+    assert third.changed is None
+
+
 def test_another_session_with_the_same_head_has_changed_nothing() -> None:
     world = World()
     world.ask("a", FIRST, "s", ANSWER)
