@@ -64,7 +64,7 @@ def two_turns(proxy: RunningProxy, first: Wire, second: Any) -> Told:
 def test_the_causes_of_recorded_calls_add_up_and_none_is_the_engines(
     start_engine: StartEngine, tiny_gguf: Path, name: str
 ) -> None:
-    calls = workload.interleave(trace.read(str(trace_path(name))), 4, 1)[:16]
+    calls = workload.interleave(trace.read(str(trace_path(name))), 4, 1)[:12]
     engine = start_engine("-np", "2", "-c", "65536", *FLAGS)
     seen: set[str] = set()
     with accounted(engine, tiny_gguf) as proxy:
