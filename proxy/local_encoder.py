@@ -155,6 +155,8 @@ def from_vocabulary(vocabulary: Vocabulary) -> LocalEncoder:
         raise UnsupportedError("special tokens of equal length overlap")
     if vocabulary.model == "gpt2":
         return LocalEncoder(_byte_level(vocabulary), cuts)
+    if vocabulary.model == "gemma4":
+        return LocalEncoder(_merged_utf8(vocabulary), cuts, escape=True)
     if vocabulary.model == "llama":
         prefix = vocabulary.add_space_prefix
         space_first = True if prefix is None else prefix
@@ -166,16 +168,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     if vocabulary.pre not in SPLITS:
         raise UnsupportedError(f"pre-tokenizer {vocabulary.pre or 'unknown'} is not built locally")
     expressions, whole_words = SPLITS[vocabulary.pre]
-    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
-    merges = []
-    for merge in vocabulary.merges:
-        # The engine looks for the space from the second byte on.
-        left, space, right = merge[1:].partition(" ")
-        left = merge[:1] + left
-        if space and left in ids and right in ids and left + right in ids:
-            merges.append((left, right))
-        else:
-            raise UnsupportedError(f"the merge {merge!r:.60} is not of this vocabulary")
+    ids, merges = _merges(vocabulary)
     tokenizer = Tokenizer(
         models.BPE(vocab=ids, merges=merges, fuse_unk=False, ignore_merges=whole_words)
     )
@@ -186,6 +179,29 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
         ]
     )
     return tokenizer
+
+
+def _merged_utf8(vocabulary: Vocabulary) -> Tokenizer:
+    """Merges over characters as they are; a run of newlines is a word."""
+    ids, merges = _merges(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, fuse_unk=False, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|[\n]+"), "isolated")
+    return tokenizer
+
+
+def _merges(vocabulary: Vocabulary) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Ids by token, and the merges in pairs, best first."""
+    ids = {text: i for i, text in enumerate(vocabulary.tokens)}
+    merges = []
+    for merge in vocabulary.merges:
+        # The engine looks for the space from the second byte on.
+        left, space, right = merge[1:].partition(" ")
+        left = merge[:1] + left
+        if space and left in ids and right in ids and left + right in ids:
+            merges.append((left, right))
+        else:
+            raise UnsupportedError(f"the merge {merge!r:.60} is not of this vocabulary")
+    return ids, merges
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:

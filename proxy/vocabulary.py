@@ -44,6 +44,9 @@ SPECIAL_BY_TEXT = frozenset(
     )
 )
 
+# Where a vocabulary has one of these, its "</s>" is a token like any other.
+_END_IS_TEXT = ("<|tool_response>", "<|plamo:eos|>")
+
 # Where the engine also eats white space beside special tokens (LSTRIP, RSTRIP); by model name,
 # pre-tokenizer and architecture, since the file does not say it.
 _STRIPPING_NAMES = ("phi-3", "phi3", "modern-bert")
@@ -67,11 +70,14 @@ class Vocabulary:
 
     def specials(self) -> dict[str, int]:
         """Text -> id of every token that is found in a text before anything is merged."""
-        return {
+        found = {
             text: i
             for i, (text, kind) in enumerate(zip(self.tokens, self._all_types(), strict=True))
             if text and (kind in SPECIAL_TYPES or text in SPECIAL_BY_TEXT)
         }
+        if any(text in self.tokens for text in _END_IS_TEXT):
+            found.pop("</s>", None)
+        return found
 
     def strips(self) -> bool:
         """Whether the engine drops white space beside special tokens of this model."""

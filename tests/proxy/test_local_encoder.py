@@ -182,3 +182,13 @@ def test_a_source_without_a_vocabulary_says_so() -> None:
         Source().build()
     with pytest.raises(UnsupportedError, match="the model's vocabulary: no such file"):
         Source(vocabulary=broken).build()
+
+
+def test_merges_over_characters_split_at_newlines_and_fall_back_to_bytes() -> None:
+    tokens = ["<eos>", "<|tool_response>", "</s>", *BYTES, "a", "▁", "▁a", "\n", "\n\n", "aa"]
+    merges = ["▁ a", "\n \n", "a a"]
+    made = Vocabulary("gemma4", "", tokens, [3, 3, 3, *[6] * 256, *[1] * 6], (), merges)
+    assert list(made.specials()) == ["<eos>", "<|tool_response>"]  # its </s> is text
+    known = {text: i for i, text in enumerate(tokens)}
+    expected = ["a", "▁a", "\n\n", "▁a", "<0x62>", "<0xC3>", "<0xA9>"]
+    assert ids_of(from_vocabulary(made).encode(["a a\n\n abé"])[0]) == [known[t] for t in expected]
