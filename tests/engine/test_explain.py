@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from launcher import cli
+from proxy.app import create_app
 from proxy.normalize import Normalize
 from tests.engine.accounts import accounted, send
 from tests.engine.conftest import StartEngine
@@ -17,6 +19,7 @@ from tests.engine.talk import NO_RAM_CACHE, PINNABLE, words
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Talk, Wire, talk
 from tests.running_proxy import RunningProxy
+from tests.support import STOP_LIMIT_S
 
 FLAGS = ("-np", "2", "-c", "16384", *PINNABLE, *NO_RAM_CACHE)
 AS_THEY_COME = {"normalize": Normalize(billing_header=False)}
@@ -126,6 +129,17 @@ def requests(proxy: RunningProxy, key: str = "") -> httpx.Response:
     return proxy.client.get("/slotwise/requests", headers=headers)
 
 
+def requests_from(proxy: RunningProxy, address: str) -> httpx.Response:
+    """As a client at another address gets them; a socket has none but loopback to offer."""
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(proxy.driver, {}), client=(address, 50_000))
+        async with httpx.AsyncClient(transport=transport, base_url=proxy.url) as client:
+            return await client.get("/slotwise/requests")
+
+    return asyncio.run_coroutine_threadsafe(ask(), proxy.loop).result(STOP_LIMIT_S)
+
+
 def shows_text(answer: httpx.Response) -> bool:
     """Whether an account shows both sides of a difference, in all of its places or in none."""
     last = answer.raise_for_status().json()["requests"][-1]
@@ -147,12 +161,13 @@ def edited(proxy: RunningProxy, key: str = "") -> None:
         send(proxy, wire._replace(headers=wire.headers | headers))
 
 
-def test_without_keys_a_client_on_this_machine_sees_text(
+def test_without_keys_only_a_client_on_this_machine_sees_text(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:
     with accounted(start_engine(*FLAGS), tiny_gguf) as proxy:
         edited(proxy)
         assert shows_text(requests(proxy))
+        assert not shows_text(requests_from(proxy, "10.1.2.3"))
 
 
 def test_with_keys_only_the_one_named_admin_sees_text(
