@@ -49,7 +49,8 @@ def chance_of_return(turns: int, idle_s: float, gap_s: float, knobs: Affinity) -
     if idle_s >= knobs.expire_s:
         return 0.0
     odds = knobs.return_odds if turns >= 2 else min(1.0, knobs.return_odds)
-    return odds / (odds + 1 + (max(0.0, idle_s) / gap_s) ** 2)
+    pauses = max(0.0, idle_s) / (gap_s * knobs.return_gaps)
+    return odds / (odds + 1 + math.pow(pauses, knobs.return_power))
 
 
 def kept_for_s(gap_s: float, knobs: Keep) -> float:
@@ -65,8 +66,13 @@ def learned_gap_s(gap_s: float, seen_s: float) -> float:
 
 
 def destroyed_s(slot: SlotView, match: Match, params: Params) -> float:
-    """Seconds to compute again what this slot would lose, should its owner come back."""
-    return prefill_s(params.cost, match.lcp, slot.resident)
+    """Seconds to have again what this slot would lose, should its owner come back: to compute
+    it, or to copy it back as far as the RAM cache will have it."""
+    again_s = prefill_s(params.cost, match.lcp, slot.resident)
+    if not slot.recoverable:
+        return again_s
+    restore_s = slot.resident / params.keep.restore_tps
+    return again_s - slot.recoverable * max(0.0, again_s - restore_s)
 
 
 def place_cost_s(request: Request, slot: SlotView, match: Match, params: Params) -> float:

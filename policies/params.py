@@ -71,6 +71,8 @@ class Affinity:
     destruction: float = _knob(1, "ratio", 0, 100, "weight of what is destroyed; 0: pure prefix")
     return_odds: float = _knob(4, "ratio", 0, 1000, "conversations of several turns that return")
     return_gap_s: float = _knob(60, "s", 0.001, 86400, "typical pause, until some were seen")
+    return_gaps: float = _knob(1, "pauses", 0.01, 1000, "after which the odds are halved")
+    return_power: float = _knob(2, "exponent", 0.1, 10, "how fast they fall after that")
     learn_gap: bool = _switch("off: return_gap_s stays as given")
     protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")
     live_s: float = _knob(60, "s", 0, 86400, "how long a single turn counts as live")
@@ -112,6 +114,7 @@ class Keep:
     above: float = _knob(0.8, "ratio", 0, 100, "of live contexts over what slots and park hold")
     keep_max_wait_s: float = _knob(60, "s", 0, 86400, "the bound of a newcomer's wait for it")
     park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what the RAM cache holds beside")
+    restore_tps: float = _knob(200_000, "tokens/s", 1, 1e9, "a state comes back from there")
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class SlotView:
     idle_s: float  # since its last use
     gap_s: float = 60.0  # typical pause between two turns of a conversation
     kept: bool = False  # held for its owner's next turn
+    recoverable: float = 0.0  # chance that the RAM cache still has it when its owner returns
     run_left_s: float = 0.0  # of the request at work here, estimated
     running_key: str | None = None  # who asked for it
 

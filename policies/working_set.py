@@ -32,6 +32,7 @@ class WorkingSet(NamedTuple):
 
     warm: float  # those that a slot has held
     wanted: float  # and those that wait for their first
+    recoverable: float  # chance that the RAM cache has what a slot does not hold any more
 
     @classmethod
     def of(
@@ -49,10 +50,13 @@ class WorkingSet(NamedTuple):
             if context.started:
                 warm += chance
         if not slots or not wanted:
-            return cls(0.0, 0.0)
-        parked = params.keep.park_tokens * wanted / tokens if tokens else 0.0
+            return cls(0.0, 0.0, 0.0)
+        mean = tokens / wanted
+        parked = params.keep.park_tokens / mean if mean else 0.0
+        # One more than the slots hold is what a displacement makes it.
+        beside = max(1.0, wanted - slots + 1)
         capacity = slots + parked
-        return cls(warm / capacity, wanted / capacity)
+        return cls(warm / capacity, wanted / capacity, min(1.0, parked / beside))
 
 
 def longest_wait_s(run_s: float, params: Params) -> float:

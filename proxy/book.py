@@ -202,14 +202,16 @@ class Profile:
         ends = (r.read_at(self.params.cost) - now for r in reading if not r.request.stream)
         return min(ends, default=float("inf"))
 
-    def view(self, now: float, keeps: bool) -> View:
+    def view(self, now: float, working_set: WorkingSet) -> View:
         """All that the rules may look at, as of now."""
-        return View(self.slot_views(now, keeps), self.pool_free(), self.params)
+        return View(self._slot_views(now, working_set), self.pool_free(), self.params)
 
-    def slot_views(self, now: float, keeps: bool) -> list[SlotView]:
-        """``keeps``: idle slots are kept for their owners."""
+    def _slot_views(self, now: float, working_set: WorkingSet) -> list[SlotView]:
         views = [self._slot_view(m, now) for m in self.mirrors]
-        if keeps:
+        for view in views:
+            view.recoverable = working_set.recoverable
+        knobs = self.params.keep
+        if knobs.enabled and working_set.wanted > knobs.above:
             kept_s = kept_for_s(self.gap_s, self.params.keep)
             for view in views:
                 view.kept = (

@@ -25,6 +25,7 @@ OFF_LOOP_BYTES = 1024 * 1024
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 _SHOWN_CHARS = 60
 _INT_LIMIT = 2**31  # the engine's own
+_MAX_DEPTH = 200  # of lists and objects in each other; what writes the body again stops at 254
 
 
 class Kind(StrEnum):
@@ -79,12 +80,29 @@ class Prepared:
 async def parse(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object; raises a 400 that says what is wrong."""
     try:
-        body = await off_loop(orjson.loads, raw, len(raw))
+        body = await off_loop(_loads, raw, len(raw))
     except orjson.JSONDecodeError as error:
         raise bad(None, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise bad(None, f"the body: expected a JSON object, got {_kind(body)}")
     return body
+
+
+def _loads(raw: bytes) -> Any:
+    body = orjson.loads(raw)
+    level = [body] if isinstance(body, dict | list) else []
+    for _ in range(_MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return body
+    text = f"the body: expected lists and objects at most {_MAX_DEPTH} deep in each other"
+    raise bad(None, text)
+
+
+def _inside(outer: Any) -> list[Any]:
+    """The lists and objects that stand directly in this one."""
+    parts = outer.values() if isinstance(outer, dict) else outer
+    return [part for part in parts if isinstance(part, dict | list)]
 
 
 async def prepare(kind: Kind, path: str, raw: bytes, names: Mapping[str, str]) -> Prepared:

@@ -250,9 +250,8 @@ class Scheduler:
             profile.line = []
             return
         working_set = profile.working_set(now)
-        keeps = profile.params.keep.enabled and working_set.wanted > profile.params.keep.above
         profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
-        view = profile.view(now, keeps)
+        view = profile.view(now, working_set)
         profile.line = self._line_up(profile, view.slots, now)
         max_running = profile.params.queue.max_running
         epoch = profile.epoch
@@ -272,7 +271,7 @@ class Scheduler:
                 self._reject(profile, waiter, verdict, now, out)
             else:
                 self._dispatch(profile, waiter, verdict, now, out)
-                view, epoch = profile.view(now, keeps), profile.epoch
+                view, epoch = profile.view(now, working_set), profile.epoch
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
 
