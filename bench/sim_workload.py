@@ -39,11 +39,20 @@ class Shape:
     most_output: int = 1500  # tokens
     most_think_s: float = 600
     spread_s: float = 120  # a session starts within this time
+    stretch: float = 1.0  # prompts are so many times as long as recorded
     shared_head: float = 0.75  # of tools and system text, the same for all sessions
     guest_share: float = 0.15  # of turns that a guest comes with
     guest_head: int = 512  # tokens that all guests share
     guest_own: tuple[int, int] = (256, 1536)  # tokens
     guest_output: int = 48  # tokens
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a recorded block of 64."""
+        return max(1, round(CLAUDE_BLOCK_TOKENS * self.stretch))
+
+    def stretched(self, tokens: int) -> int:
+        return max(1, tokens * self.block_tokens // CLAUDE_BLOCK_TOKENS)
 
 
 @dataclass(slots=True)
@@ -158,16 +167,17 @@ def open_loop(path: Path, most: int, slower: float, shape: Shape) -> Workload:
 
 
 def _session(number: int, calls: list[BlockCall], shape: Shape, fresh: _Fresh) -> list[Row]:
-    shared = int(shape.shared_head * calls[0].head_tokens) // CLAUDE_BLOCK_TOKENS
+    shared = int(shape.shared_head * calls[0].head_tokens) // CLAUDE_BLOCK_TOKENS  # blocks
     rows = [_named(call.blocks, number, shared) for call in calls]
     outputs = [max(1, min(call.output_tokens, shape.most_output)) for call in calls]
-    prompts, held = _prompts(calls, rows, outputs, fresh)
+    lengths = [shape.stretched(call.prompt_tokens) for call in calls]
+    prompts, held = _prompts(lengths, rows, outputs, shape.block_tokens, fresh)
     made = []
     first_user_end, turns = 0, 0
     for k, call in enumerate(calls):
         if not k or lcp(prompts[k - 1], prompts[k]) < first_user_end:
             # It begins anew: the first call, or the one after a compaction.
-            first_user_end = _first_user_end(prompts, k, call.head_tokens)
+            first_user_end = _first_user_end(prompts, k, shape.stretched(call.head_tokens))
             turns = 0
         turns += 1
         made.append(Row(f"s{number}", prompts[k], held[k], first_user_end, turns, outputs[k]))
@@ -190,20 +200,19 @@ def _named(blocks: list[int], number: int, shared: int) -> list[int]:
 
 
 def _prompts(
-    calls: list[BlockCall], rows: list[list[int]], outputs: list[int], fresh: _Fresh
+    lengths: list[int], rows: list[list[int]], outputs: list[int], size: int, fresh: _Fresh
 ) -> tuple[list[Tokens], list[Tokens]]:
     """Every call's prompt, and what a slot holds after it; from the last call to the first."""
-    prompts: list[Tokens] = [EMPTY] * len(calls)
-    held: list[Tokens] = [EMPTY] * len(calls)
-    for k in reversed(range(len(calls))):
-        n = calls[k].prompt_tokens
+    prompts: list[Tokens] = [EMPTY] * len(lengths)
+    held: list[Tokens] = [EMPTY] * len(lengths)
+    for k, n in reversed(list(enumerate(lengths))):
         full = n + outputs[k] - 1  # the last token is sampled and never fed back
-        goes_on = k + 1 < len(calls) and rows[k + 1][: len(rows[k])] == rows[k]
+        goes_on = k + 1 < len(lengths) and rows[k + 1][: len(rows[k])] == rows[k]
         if goes_on and len(prompts[k + 1]) >= n:
             prompts[k] = prompts[k + 1].first(n)
             held[k] = prompts[k + 1].first(full)
         else:
-            packed = _ids(rows[k], CLAUDE_BLOCK_TOKENS)[: _ID_BYTES * n]
+            packed = _ids(rows[k], size)[: _ID_BYTES * n]
             prompts[k] = held[k] = Tokens(packed + fresh.ids(n - len(packed) // _ID_BYTES))
         if len(held[k]) < full:
             held[k] = held[k].grown(len(held[k]), fresh.ids(full - len(held[k])))

@@ -131,7 +131,9 @@ def _arms(names: Sequence[str], setup: Setup, params: Params) -> list[arms.Arm]:
 def _workloads(path: Path, setup: Setup, options: argparse.Namespace) -> Iterator[Workload]:
     """One for each seed; a trace at its recorded times is the same for all of them."""
     total = setup.sessions if options.once else None
-    shape = sim_workload.Shape(sessions=setup.sessions, total=total, calls=options.calls)
+    shape = sim_workload.Shape(
+        sessions=setup.sessions, total=total, calls=options.calls, stretch=options.stretch
+    )
     if _is_open(path, options):
         yield sim_workload.open_loop(path, options.requests, options.slower, shape)
         return
@@ -183,6 +185,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--cost", default="evidence", help=f"{', '.join(cost_model.known())} or a YAML file")
     add("--seeds", type=_count, default=10, help="runs to average (%(default)s)")
     add("--calls", type=_count, default=40, help="of a session, the first so many (%(default)s)")
+    add("--stretch", type=_factor, default=1.0, help="prompts are so many times as long (1)")
     add("--once", action="store_true", help="as many sessions as are live, then nothing more")
     add("--open", action="store_true", help="calls at their recorded times")
     add("--slower", type=_factor, default=1.0, help="recorded times are stretched by this (1)")

@@ -344,3 +344,10 @@ def ask_ids(work: Workload) -> list[str]:
 def test_more_sessions_than_recorded_are_twins(tmp_path: Path) -> None:
     ids = ask_ids(workload(tmp_path, sessions=10, total=15))
     assert len(ids) == len(set(ids)) == 15 * 8
+
+
+def test_stretched_prompts_repeat_as_much_of_each_other(tmp_path: Path) -> None:
+    path = written(tmp_path, call("a", 0, "1-10", 640), call("a", 1, "1-8,21-30", 1152))
+    first, second = Recorded(path, Shape(stretch=1.5)).asks(0)
+    assert (len(first.row.prompt), len(second.row.prompt)) == (960, 1728)
+    assert lcp(first.row.prompt, second.row.prompt) == 8 * 96
