@@ -22,7 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from policies import admission, continuation, guest
-from policies.affinity import is_live, kept_for_s, place_cost_s, reuse
+from policies.affinity import (
+    destroyed_s,
+    is_live,
+    kept_for_s,
+    p_return,
+    place_cost_s,
+    reuse,
+)
 from policies.cost import prefill_s
 from policies.params import Params
 from policies.types import (
@@ -79,11 +86,22 @@ class _Case:
 
     def free(self) -> list[int]:
         """Those of them that are not kept for their owners, or not from this request."""
-        slots, knobs = self.view.slots, self.view.params.keep
-        idle = self.idle()
-        if self.waited_s >= knobs.keep_max_wait_s:
-            return idle
-        return [i for i in idle if not slots[i].kept]
+        return [i for i in self.idle() if self.kept_for_s(i) <= 0]
+
+    def kept_for_s(self, index: int) -> float:
+        """How much longer an idle slot is kept from this request: for its owner's likely return,
+        and no longer than its loss is worth."""
+        slot, params = self.view.slots[index], self.view.params
+        if not slot.kept:
+            return 0.0
+        knobs = params.keep
+        loss_s = p_return(slot, params.affinity) * destroyed_s(
+            slot, self.waiting.matches[index], params
+        )
+        return min(
+            kept_for_s(slot.gap_s, knobs) - slot.idle_s,
+            min(knobs.keep_worth * loss_s, knobs.keep_max_wait_s) - self.waited_s,
+        )
 
     def own_s(self, index: int) -> float:
         """Seconds of prefill on that slot, whatever is destroyed there."""
@@ -212,10 +230,7 @@ def _cheapest(case: _Case, home: int | None) -> Verdict:
 
 def _kept(case: _Case) -> Hold:
     """All that is idle is kept for its owners: until the first of them has had its time."""
-    knobs = case.view.params.keep
-    longest = max((case.view.slots[i] for i in case.idle()), key=lambda slot: slot.idle_s)
-    left_s = kept_for_s(longest.gap_s, knobs) - longest.idle_s
-    left_s = min(left_s, knobs.keep_max_wait_s - case.waited_s)
+    left_s = min(case.kept_for_s(i) for i in case.idle())
     return Hold(Reason.HELD, f"the idle slots are kept for their owners, {left_s:.1f} s", left_s)
 
 

@@ -16,13 +16,11 @@ from collections.abc import Mapping, Sequence
 
 from policies import guest, order
 from policies.admission import pool_need
-from policies.cost import run_s
 from policies.decide import View, decide
 from policies.params import Params
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
-from policies.working_set import longest_wait_s, may_start
+from policies.working_set import may_start
 from proxy.book import Engine, Held, Profile, Running, Waiter
-from proxy.contexts import BACKGROUND_KINDS
 from proxy.events import (
     Action,
     AskSlots,
@@ -44,10 +42,10 @@ from proxy.events import (
     Waiting,
     WakeAt,
 )
+from proxy.holds import UNPINNED, not_cold, not_yet, unpinned_verdict
 from proxy.mirror import SlotMirror, SlotState
 from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
 
-UNPINNED = -1  # the id_slot of a request whose slot the engine chooses
 _RETRY_AFTER_FULL_S = 5
 _RETRY_AFTER_TIMEOUT_S = 30
 
@@ -260,11 +258,9 @@ class Scheduler:
                 waiter.hold(Hold(Reason.MAX_RUNNING, f"{max_running} requests run"), now)
                 continue
             waiter.compare(profile.mirrors, epoch, profile.params)
-            verdict = self._not_yet(profile, waiter, now) or self._verdict(
-                profile, waiter, view, now
-            )
+            verdict = not_yet(profile, waiter, now) or self._verdict(profile, waiter, view, now)
             if isinstance(verdict, Place):
-                verdict = self._not_cold(profile, waiter, verdict, now)
+                verdict = not_cold(profile, waiter, verdict, now)
             if isinstance(verdict, Hold):
                 waiter.hold(verdict, now)
             elif isinstance(verdict, Reject):
@@ -290,45 +286,10 @@ class Scheduler:
         ranked.sort(key=lambda pair: pair[0])
         return [waiter for _, waiter in ranked]
 
-    def _not_yet(self, profile: Profile, waiter: Waiter, now: float) -> Hold | None:
-        """Why a request does not start yet, whatever slot is free: the cap on conversations, and
-        somebody's first token that comes before a side job."""
-        view, waited_s = waiter.view, now - waiter.view.arrived
-        request = view.request
-        if view.new_session and profile.cap_stopped and not view.owns:
-            own_s = run_s(profile.params.cost, 0, len(request.tokens), request.max_tokens)
-            left_s = longest_wait_s(own_s, profile.params) - waited_s
-            if left_s > 0:
-                why = "more conversations live than the slots keep warm"
-                return Hold(Reason.SESSION_CAP, why, left_s)
-        knobs = profile.params.order
-        left_s = knobs.background_max_wait_s - waited_s
-        if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
-            return None
-        first = [r for r in profile.reading(now) if r.request.kind not in BACKGROUND_KINDS]
-        queued = any(w.view.request.kind not in BACKGROUND_KINDS for w in profile.waiters.values())
-        if not first and not queued:
-            return None
-        recheck_s = min(left_s, profile.next_read_s(first, now))
-        return Hold(Reason.BACKGROUND, "somebody waits for a first token", recheck_s)
-
-    def _not_cold(self, profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
-        """Hold a long prompt back while another is read: each stalls every stream."""
-        knobs = profile.params.cold
-        uncached = len(waiter.view.request.tokens) - place.expected_cached
-        left_s = knobs.cold_max_wait_s - (now - waiter.view.arrived)
-        if not knobs.enabled or uncached <= knobs.cold_tokens or left_s <= 0:
-            return place
-        cold = [r for r in profile.reading(now) if r.uncached > knobs.cold_tokens]
-        if len(cold) < knobs.max_cold_prefills:
-            return place
-        recheck_s = min(left_s, profile.next_read_s(cold, now))
-        return Hold(Reason.COLD_PREFILL, f"{len(cold)} long prompts are being read", recheck_s)
-
     def _verdict(self, profile: Profile, waiter: Waiter, view: View, now: float) -> Verdict:
         unpinned = profile.unpinned_engine()
         if unpinned is not None:
-            return _unpinned_verdict(unpinned, waiter.view.request)
+            return unpinned_verdict(unpinned, waiter.view.request)
         return decide(waiter.view, view, now - waiter.view.arrived)
 
     def _dispatch(
@@ -456,17 +417,6 @@ class Scheduler:
 def _full(request: Request, status: int, code: str, limit: str) -> Refuse:
     message = f"the queue is full: {limit}"
     return Refuse(request.id, status, code, message, retry_after_s=_RETRY_AFTER_FULL_S)
-
-
-def _unpinned_verdict(engine: Engine, request: Request) -> Verdict:
-    """An engine that does not keep pins gets as many requests as it has slots."""
-    largest = max(m.window for m in engine.mirrors)
-    if len(request.tokens) >= largest:
-        why = f"the prompt has {len(request.tokens)} tokens, the window holds {largest}"
-        return Reject("exceed_context_size_error", why, largest)
-    if engine.unpinned >= len(engine.mirrors):
-        return Hold(Reason.SLOTS_BUSY, f"all {len(engine.mirrors)} slots are at work")
-    return Place(UNPINNED, Rule.UNPINNED, 0, None, "the engine does not keep pins")
 
 
 def _make_room(

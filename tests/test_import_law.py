@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
 PURE = (
-    *("events", "mirror", "contexts", "book", "status", "scheduler", "sse", "sections"),
+    *("events", "mirror", "contexts", "book", "holds", "status", "scheduler", "sse", "sections"),
     *("shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain"),
 )

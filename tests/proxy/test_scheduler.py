@@ -445,7 +445,7 @@ def test_nobody_is_overtaken_for_ever() -> None:
     s.handle(turn("x", "x", 1), 1)
     s.handle(turn("new", "n", 1), 2)
     s.handle(turn("a3", "a", 3), 60)
-    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 62.1))] == ["new"]
+    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 122.1))] == ["new"]
 
 
 def test_order_can_be_switched_off() -> None:
@@ -638,8 +638,12 @@ def of(event: RequestArrived, **changes: object) -> RequestArrived:
     return RequestArrived(replace(event.request, **changes))  # type: ignore[arg-type]
 
 
+WORTH_ITSELF = {"keep_worth": 1}
+KEEPING = {"keep_s": 20, "keep_worth": 100}
+
+
 def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
-    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False})
+    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False}, keep=KEEPING)
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
     actions = s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
     assert dispatches(actions) == []
@@ -652,11 +656,20 @@ def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
 
 
 def test_a_kept_slot_is_anybodys_after_its_time() -> None:
-    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False})
+    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False}, keep=KEEPING)
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
     s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
     assert dispatches(tick(s, 19.9)) == []
     assert [id for id, _, _ in dispatches(tick(s, 20.1))] == ["b1"]
+
+
+def test_a_slot_is_kept_no_longer_than_its_loss_is_worth() -> None:
+    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False}, keep=WORTH_ITSELF)
+    serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
+    s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
+    # 3 s of work, and four to one that its owner comes back
+    assert dispatches(tick(s, 3.2)) == []
+    assert [id for id, _, _ in dispatches(tick(s, 3.5))] == ["b1"]
 
 
 def test_nothing_is_kept_while_all_that_live_fit() -> None:

@@ -1,0 +1,63 @@
+"""Why a request does not start yet, whatever slot is free.
+
+These need more than the slots: who else waits, who runs and how far, which conversations live. So
+they look at the scheduler's books, where the rules of ``policies.decide`` look at slots alone.
+"""
+
+from __future__ import annotations
+
+from policies.cost import run_s
+from policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
+from policies.working_set import longest_wait_s
+from proxy.book import Engine, Profile, Waiter
+from proxy.contexts import BACKGROUND_KINDS
+
+UNPINNED = -1  # the id_slot of a request whose slot the engine chooses
+
+
+def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
+    """Why a request does not start yet, whatever slot is free: the cap on conversations, and
+    somebody's first token that comes before a side job."""
+    view, waited_s = waiter.view, now - waiter.view.arrived
+    request = view.request
+    if view.new_session and profile.cap_stopped and not view.owns:
+        own_s = run_s(profile.params.cost, 0, len(request.tokens), request.max_tokens)
+        left_s = longest_wait_s(own_s, profile.params) - waited_s
+        if left_s > 0:
+            why = "more conversations live than the slots keep warm"
+            return Hold(Reason.SESSION_CAP, why, left_s)
+    knobs = profile.params.order
+    left_s = knobs.background_max_wait_s - waited_s
+    if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
+        return None
+    first = [r for r in profile.reading(now) if r.request.kind not in BACKGROUND_KINDS]
+    queued = any(w.view.request.kind not in BACKGROUND_KINDS for w in profile.waiters.values())
+    if not first and not queued:
+        return None
+    recheck_s = min(left_s, profile.next_read_s(first, now))
+    return Hold(Reason.BACKGROUND, "somebody waits for a first token", recheck_s)
+
+
+def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
+    """Hold a long prompt back while another is read: each stalls every stream."""
+    knobs = profile.params.cold
+    uncached = len(waiter.view.request.tokens) - place.expected_cached
+    left_s = knobs.cold_max_wait_s - (now - waiter.view.arrived)
+    if not knobs.enabled or uncached <= knobs.cold_tokens or left_s <= 0:
+        return place
+    cold = [r for r in profile.reading(now) if r.uncached > knobs.cold_tokens]
+    if len(cold) < knobs.max_cold_prefills:
+        return place
+    recheck_s = min(left_s, profile.next_read_s(cold, now))
+    return Hold(Reason.COLD_PREFILL, f"{len(cold)} long prompts are being read", recheck_s)
+
+
+def unpinned_verdict(engine: Engine, request: Request) -> Verdict:
+    """An engine that does not keep pins gets as many requests as it has slots."""
+    largest = max(m.window for m in engine.mirrors)
+    if len(request.tokens) >= largest:
+        why = f"the prompt has {len(request.tokens)} tokens, the window holds {largest}"
+        return Reject("exceed_context_size_error", why, largest)
+    if engine.unpinned >= len(engine.mirrors):
+        return Hold(Reason.SLOTS_BUSY, f"all {len(engine.mirrors)} slots are at work")
+    return Place(UNPINNED, Rule.UNPINNED, 0, None, "the engine does not keep pins")
