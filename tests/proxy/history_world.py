@@ -28,6 +28,8 @@ from proxy.scheduler import Scheduler
 from tests.proxy.script import params
 
 OFFSET_S = 1000.0
+# A second passes with every event: no request waits for more conversations to end.
+_AT_ONCE: dict[str, Any] = {"keep": {"enabled": False}, "cap": {"enabled": False}}
 Part = tuple[str, Sequence[int]]  # the name of a section, its token ids
 
 
@@ -41,7 +43,7 @@ class World:
     """One profile ``p``, one engine ``e``; a request is sent, computed and ended at once."""
 
     def __init__(self, slots: int = 2, keep_bytes: int = DEFAULT_KEEP_BYTES, **policy: Any) -> None:
-        knobs = params(**policy)
+        knobs = params(**{**_AT_ONCE, **policy})
         self.scheduler = Scheduler({"p": knobs})
         self.history = History({"p": knobs}, keep_bytes, offset_s=OFFSET_S, most_blocks=4096)
         self.now = 0.0
