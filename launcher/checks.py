@@ -5,7 +5,6 @@ Every check appends to one list of faults and goes on, so that the author sees a
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from typing import Any
 
 from launcher import argv, engine_flags, gguf_header, models
 from launcher.faults import shown
+from launcher.paths import located, program
 from launcher.settings import EMBEDDED, MIN_WINDOW, AttachedServer, LaunchedServer
 
 
@@ -30,6 +30,7 @@ class ServerChecks:
     faults: list[str]
     notes: list[str] = field(default_factory=list)
     model: Path | None = None
+    program: str | None = None
     header: gguf_header.Header | None = None
     files: dict[str, Path] = field(default_factory=dict)
     engine_key: str = field(default="", repr=False)
@@ -40,8 +41,8 @@ class ServerChecks:
         if binary == EMBEDDED and find_spec("xllamacpp") is None:
             missing = "not installed: pip install 'slotwise[embedded]'"
             self._fault("binary", "an engine that is installed", binary, missing)
-        elif isinstance(binary, str) and binary != EMBEDDED and shutil.which(binary) is None:
-            self._fault("binary", "the name or path of a program", binary, "none found")
+        elif isinstance(binary, str) and binary != EMBEDDED:
+            self._find_program(binary)
         if isinstance(section.get("model"), str):
             self._read_model(section["model"])
         for name in ("mmproj", "draft_model"):
@@ -81,7 +82,7 @@ class ServerChecks:
         if server.api_key_file is None:
             return
         try:
-            path = self.directory / Path(server.api_key_file).expanduser()
+            path = located(server.api_key_file, self.directory)
             lines = path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             self._fault("api_key_file", "a readable file", server.api_key_file, str(error))
@@ -104,8 +105,15 @@ class ServerChecks:
         except (gguf_header.HeaderError, OSError) as error:
             self._fault("model", "a GGUF file", given, str(error))
 
+    def _find_program(self, given: str) -> None:
+        self.program = program(given, self.directory)
+        if self.program is None:
+            is_file = located(given, self.directory).is_file()
+            why = "the file is not executable" if is_file else "none found"
+            self._fault("binary", "the name or path of a program", given, why)
+
     def _find_file(self, name: str, given: str) -> None:
-        path = (self.directory / Path(given).expanduser()).resolve()
+        path = located(given, self.directory).resolve()
         if path.is_file():
             self.files[name] = path
         else:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher import tiny_model
+from launcher.paths import located
 
 SCHEME = "embedded:"
 
@@ -32,7 +33,7 @@ def resolve(model: str, relative_to: Path, cache: Path | None = None) -> Path:
     ``relative_to`` is the directory of the profile, from which relative paths count.
     """
     if not model.startswith(SCHEME):
-        path = relative_to / Path(model).expanduser()
+        path = located(model, relative_to)
         if not path.is_file():
             raise ModelError(f"expected the path of a GGUF file, got {str(path)!r}: no such file")
         return path.resolve()

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.checks import ServerChecks, padded
 from launcher.faults import validated
+from launcher.paths import located
 from launcher.settings import AttachedServer, LaunchedServer, ProfileFile
 from launcher.yaml_file import YamlError, read_mapping
 
@@ -90,7 +91,7 @@ def load_all(given: Sequence[str], checks: Mapping[str, SectionCheck]) -> list[P
 
 def locate(given: str) -> Path:
     """A path as it is; a bare name stands for a profile in configs/."""
-    path = Path(given).expanduser()
+    path = located(given, Path())
     if path.suffix in SUFFIXES or "/" in given or path.exists():
         return path
     return CONFIGS / f"{given}.yaml"
@@ -123,6 +124,8 @@ def _load(
         checks.texts(section)
         if server is not None:
             checks.launched(server)
+            if checks.program is not None:
+                server = server.model_copy(update={"binary": checks.program})
     for name, check in section_checks.items():
         if isinstance(data.get(name), dict):
             faults.extend(check(data[name]))
@@ -130,12 +133,12 @@ def _load(
     if isinstance(memory, dict):
         faults.extend(f"memory.{key}: unknown key, expected none" for key in memory)
     tokenizer = data.get("tokenizer")
-    if isinstance(tokenizer, str) and not (path.parent / Path(tokenizer).expanduser()).is_file():
+    if isinstance(tokenizer, str) and not located(tokenizer, path.parent).is_file():
         faults.append(
             f"tokenizer: expected the path of a tokenizer.json, got {tokenizer!r}: no such file"
         )
     keys_file = data.get("api_keys_file")
-    keys = _api_keys(path.parent / keys_file, faults) if isinstance(keys_file, str) else {}
+    keys = _api_keys(located(keys_file, path.parent), faults) if isinstance(keys_file, str) else {}
     if faults or top is None or server is None:
         return None
     return Profile(
@@ -149,7 +152,7 @@ def _load(
         draft_model=checks.files.get("draft_model"),
         api_keys=keys,
         engine_key=checks.engine_key,
-        tokenizer=path.parent / Path(top.tokenizer).expanduser() if top.tokenizer else None,
+        tokenizer=located(top.tokenizer, path.parent) if top.tokenizer else None,
         notes=tuple(checks.notes),
     )
 
@@ -157,7 +160,7 @@ def _load(
 def _api_keys(path: Path, faults: list[str]) -> dict[str, str]:
     """Keys by name; empty, with the faults, where the file is not one."""
     try:
-        data = read_mapping(path.expanduser())
+        data = read_mapping(path)
     except YamlError as error:
         faults.append(f"api_keys_file: {path}: {error}")
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 from launcher import gguf_header, profile
 from launcher.profile import Profile, ProfileError
-from launcher.settings import AttachedServer
+from launcher.settings import AttachedServer, LaunchedServer
 
 
 def _no_policy_faults(policy: Mapping[str, Any]) -> list[str]:
@@ -122,6 +123,13 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
         ),
         ({"mmproj": "gone"}, "server.mmproj: expected the path of a GGUF file, got 'gone'"),
         ({"binary": "no-such-llama"}, "server.binary: expected the name or path of a program"),
+        (
+            {"binary": "./model.gguf"},
+            "server.binary: expected the name or path of a program, got './model.gguf': the file is",
+        ),
+        ({"binary": "~nobody-here/llama-server"}, "server.binary: expected the name or path"),
+        ({"model": "~nobody-here/m.gguf"}, "server.model: expected the path of a GGUF file"),
+        ({"mmproj": "~nobody-here/m"}, "server.mmproj: expected the path of a GGUF file"),
         ({"model": "embedded:huge"}, "server.model: expected a path or one of embedded:gemma3"),
         ({"model": "p0.yaml"}, "server.model: expected a GGUF file, got 'p0.yaml': not a GGUF"),
         ({"extra_args": ["--foo"]}, "server.extra_args: the embedded engine says: invalid arg"),
@@ -256,3 +264,36 @@ def test_a_header_that_ends_too_soon_is_told(tmp_path: Path, cut: int) -> None:
     whole.write_bytes(whole.read_bytes()[:cut])
     with pytest.raises(gguf_header.HeaderError):
         gguf_header.read(whole)
+
+
+def test_a_path_to_the_engine_counts_from_the_profile_and_is_absolute_on_the_launch_line(
+    tmp_path: Path, plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "bin" / "llama-server"
+    own.parent.mkdir()
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(own.parent), prepend=os.pathsep)
+    for given, started in (
+        ("bin/llama-server", str(own)),
+        ("~/bin/llama-server", str(own)),
+        ("llama-server", "llama-server"),
+    ):
+        plain["server"]["binary"] = given
+        server = _load(tmp_path, plain)[0].server
+        assert isinstance(server, LaunchedServer)
+        assert server.binary == started
+
+
+def test_a_keys_file_may_lie_in_the_home_directory(
+    tmp_path: Path, plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "keys.yaml").write_text("alice: a-long-secret\n")
+    monkeypatch.setenv("HOME", str(home))
+    plain["api_keys_file"] = "~/keys.yaml"
+    assert _load(tmp_path, plain)[0].api_keys == {"alice": "a-long-secret"}
+    plain["api_keys_file"] = "~nobody-here/keys.yaml"
+    assert "cannot read the file" in _faults(tmp_path, plain)[0]
