@@ -125,7 +125,7 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
         ({"binary": "no-such-llama"}, "server.binary: expected the name or path of a program"),
         (
             {"binary": "./model.gguf"},
-            "server.binary: expected the name or path of a program, got './model.gguf': the file is",
+            "server.binary: expected the name or path of a program, got './model.gguf': the file",
         ),
         ({"binary": "~nobody-here/llama-server"}, "server.binary: expected the name or path"),
         ({"model": "~nobody-here/m.gguf"}, "server.model: expected the path of a GGUF file"),

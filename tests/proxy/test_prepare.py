@@ -34,6 +34,8 @@ def sent(request: Prepared, id_slot: int = 1, max_tokens: int | None = None) -> 
         (b"{", None, "not JSON"),
         (b'{"a": "\xff"}', None, "not JSON"),
         (b"[" * 100_000, None, "not JSON"),
+        (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", None, "at most 200 deep"),
+        (b'{"a": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}", None, "at most 200 deep"),
         (b"[1]", None, "expected a JSON object, got a list"),
         ({}, "messages", "expected a list of messages, got none"),
         ({"messages": "hi"}, "messages", 'got "hi"'),
@@ -141,3 +143,9 @@ def test_a_limit_is_cut_to_the_room_and_only_then(
 def test_what_the_proxy_does_not_read_goes_on_as_it_came() -> None:
     body = {"messages": [USER], "seed": 2**63, "stop": ["\n"], "x": {"é": [None, 1e-7]}}
     assert sent(prepared(body), -1) == body
+
+
+def test_a_body_as_deep_as_allowed_can_be_written_again() -> None:
+    raw = json.dumps({"messages": [USER]}).encode()[:-1]
+    deep = raw + b', "tools": ' + b"[" * 199 + b"]" * 199 + b"}"
+    assert sent(prepared(deep))["tools"]
