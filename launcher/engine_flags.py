@@ -111,6 +111,7 @@ _VALUES: Mapping[tuple[str, ...], _Flag] = {
     ("-lv", "--verbosity", "--log-verbosity"): _Flag("verbosity", int),
     ("-to", "--timeout"): _Flag("timeout", int),
     ("-s", "--seed"): _Flag("sampling.seed", int),
+    ("-n", "--predict", "--n-predict"): _Flag("n_predict", int),
 }
 
 # A switch: (spellings that turn it on, spellings that turn it off).

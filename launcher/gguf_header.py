@@ -33,6 +33,14 @@ _LONGEST_TEXT_BYTES = 16 * 2**20  # a chat template is tens of KB; more means a 
 _MOST_KEYS = 100_000
 _MOST_ITEMS = 16 * 2**20  # of an array that is read; the largest vocabularies have some 300,000
 _TOKENIZER = "tokenizer.ggml."
+# Tokens for filling in the middle; where a file has both names, the engine reads the second.
+_FIM = {
+    "pre": ("fim_pre_token_id", "prefix_token_id"),
+    "suf": ("fim_suf_token_id", "suffix_token_id"),
+    "mid": ("fim_mid_token_id", "middle_token_id"),
+    "rep": ("fim_rep_token_id",),
+    "sep": ("fim_sep_token_id",),
+}
 _ARRAYS = frozenset(_TOKENIZER + name for name in ("tokens", "token_type", "scores", "merges"))
 
 
@@ -92,7 +100,18 @@ def read_vocabulary(path: Path) -> dict[str, Any] | None:
         "add_space_prefix": _switch(values.get(_TOKENIZER + "add_space_prefix")),
         "name": str(values.get("general.name", "")),
         "architecture": str(values.get("general.architecture", "")),
+        "fim": _fim(values, len(tokens)),
     }
+
+
+def _fim(values: dict[str, Any], n_tokens: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, keys in _FIM.items():
+        for key in keys:
+            token = _whole(values.get(_TOKENIZER + key))
+            if token is not None and 0 <= token < n_tokens:
+                found[name] = token
+    return found
 
 
 def _switch(value: Any) -> bool | None:

@@ -36,10 +36,10 @@ GENERATING = {
     "/v1/completions": Kind.COMPLETION,
     "/completions": Kind.COMPLETION,
     "/completion": Kind.COMPLETION,
+    "/infill": Kind.INFILL,
 }
 PASSED_ON = ("/tokenize", "/detokenize", "/apply-template")
 NOT_PLACED = (
-    "/infill",
     "/v1/responses",
     "/responses",
     "/v1/messages",

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from proxy.encoder_process import LENGTH, frame
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError
+from proxy.fim import InfillFlags
 from proxy.local_encoder import LocalEncoder, UnsupportedError, from_file, from_vocabulary
 from proxy.segments import Cuts
 from proxy.vocabulary import Vocabulary
@@ -35,12 +36,15 @@ _CALL_CHARS = 1024 * 1024  # of one call to the engine or the process
 class Source:
     """Where a profile's local tokenizer comes from; a tokenizer.json goes before the vocabulary.
 
+    ``infill``: how its engine was told to make the prompts of ``/infill``.
+
     ``vocabulary`` gives the fields of :class:`Vocabulary`, or None. It is called in another
     process, so it has to be a function of a module, or a ``functools.partial`` of one.
     """
 
     vocabulary: Callable[[], Mapping[str, Any] | None] | None = None
     tokenizer_json: Path | None = None
+    infill: InfillFlags = InfillFlags()
 
     @property
     def given(self) -> bool:

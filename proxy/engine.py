@@ -143,9 +143,15 @@ class EngineClient:
             raise EngineUnreachableError("the engine's answer to /apply-template holds no prompt")
         return prompt
 
-    async def tokenize(self, content: str | Sequence[str | int]) -> list[int]:
-        """Token ids as the engine makes them for inference: special tokens added and parsed."""
-        body = {"content": content, "add_special": True, "parse_special": True}
+    async def tokenize(
+        self,
+        content: str | Sequence[str | int],
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+    ) -> list[int]:
+        """Token ids; by default as the engine makes them for inference."""
+        body = {"content": content, "add_special": add_special, "parse_special": parse_special}
         answer = await self.call("POST", "/tokenize", body)
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         if not isinstance(ids, list):

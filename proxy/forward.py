@@ -191,7 +191,8 @@ class Forwarding:
     async def _refused(self, upstream: UpstreamStream) -> ProxyError | UpstreamError:
         """The engine's own error answer, and what it means for the slot."""
         error = await upstream.error()
-        refused = error.status < 500
+        # 501: what is asked for is not of this model or launch, so nothing was started.
+        refused = error.status < 500 or error.status == 501
         self._ticket.failed(Failure.REFUSED if refused else Failure.ENGINE_ERROR)
         if error.status in (401, 403):
             # The key the engine misses is ours, not the client's.

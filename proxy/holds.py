@@ -20,7 +20,8 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
     somebody's first token that comes before a side job."""
     view, waited_s = waiter.view, now - waiter.view.arrived
     request = view.request
-    if view.new_session and profile.cap_stopped and not view.owns:
+    # An engine at rest gains nothing from a conversation that waits.
+    if view.new_session and profile.cap_stopped and profile.running and not view.owns:
         own_s = run_s(profile.params.cost, 0, len(request.tokens), request.max_tokens)
         left_s = longest_wait_s(own_s, profile.params) - waited_s
         if left_s > 0:

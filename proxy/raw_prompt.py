@@ -1,4 +1,4 @@
-"""The ``prompt`` of a completion: a text, token ids, or a mix of both; one prompt a request."""
+"""Prompts without a chat: of a completion, of ``/infill``; texts, token ids, or a mix of both."""
 
 from __future__ import annotations
 
@@ -38,6 +38,30 @@ def raw_prompt(prompt: Any) -> str | list[str | int]:
         if not isinstance(part, str) and not _is_id(part):
             raise bad(f"prompt[{i}]", f"prompt[{i}]: expected a token id or text, got {part!r:.60}")
     return prompt
+
+
+def check_infill(body: Mapping[str, Any]) -> None:
+    """The fields that the prompt of ``/infill`` is made of; a clear 400 for a wrong one."""
+    for name in ("input_prefix", "input_suffix"):
+        value = body.get(name)
+        parts = value if isinstance(value, list) else [value]
+        if not all(isinstance(part, str) or _is_id(part) for part in parts) or _is_id(value):
+            got = "none" if value is None else type(value).__name__
+            raise bad(name, f"{name}: expected a string or a list of texts and ids, got {got}")
+    prompt = body.get("prompt")
+    if prompt is not None and not isinstance(prompt, str):
+        raise bad("prompt", f"prompt: expected a string, got {type(prompt).__name__}")
+    files = body.get("input_extra")
+    if files is not None and not isinstance(files, list):
+        raise bad("input_extra", f"input_extra: expected a list, got {type(files).__name__}")
+    for i, file in enumerate(files or ()):
+        if (
+            not isinstance(file, Mapping)
+            or not isinstance(file.get("text"), str)
+            or not isinstance(file.get("filename", ""), str)
+        ):
+            where = f"input_extra[{i}]"
+            raise bad(where, f'{where}: expected {{"text": string, "filename": string}}')
 
 
 def _is_id(value: Any) -> bool:

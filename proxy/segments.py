@@ -47,6 +47,12 @@ class Cuts:
         if done < len(text):
             yield from self._chunks(text, done, len(text))
 
+    def found_in(self, text: str) -> bool:
+        """Whether any of them stands in a text."""
+        if any(special in text for special, _ in self.tangled):
+            return True
+        return next(self._occurrences(text, 0), None) is not None
+
     def fragments(self, segment: str) -> list[Piece]:
         """A segment as the engine sees it: tangled special tokens out, in the engine's order."""
         parts: list[Piece] = [segment]

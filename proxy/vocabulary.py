@@ -6,9 +6,11 @@ no model files itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from proxy.fim import FIM_TEXTS, FimTokens
 
 
 class TokenType(IntEnum):
@@ -67,6 +69,7 @@ class Vocabulary:
     add_space_prefix: bool | None = None
     name: str = ""  # general.name
     architecture: str = ""
+    fim: Mapping[str, int] = field(default_factory=dict)  # of FimTokens, as far as the file says
 
     def specials(self) -> dict[str, int]:
         """Text -> id of every token that is found in a text before anything is merged."""
@@ -78,6 +81,26 @@ class Vocabulary:
         if any(text in self.tokens for text in _END_IS_TEXT):
             found.pop("</s>", None)
         return found
+
+    def controls(self) -> dict[str, int]:
+        """Those of :meth:`specials` that are plain text where special tokens are not parsed."""
+        kinds = self._all_types()
+        return {
+            text: i
+            for text, i in self.specials().items()
+            if kinds[i] != TokenType.USER_DEFINED or text in SPECIAL_BY_TEXT
+        }
+
+    def fim_tokens(self) -> FimTokens:
+        """As the engine finds them: named by the file, else by their texts."""
+        ids = {text: i for i, text in enumerate(self.tokens)}
+        by_text = {
+            name: ids[text]
+            for name, texts in FIM_TEXTS.items()
+            for text in reversed(texts)
+            if text in ids
+        }
+        return FimTokens(**{**by_text, **self.fim})
 
     def strips(self) -> bool:
         """Whether the engine drops white space beside special tokens of this model."""
