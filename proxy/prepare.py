@@ -18,6 +18,7 @@ import orjson
 from policies.types import SlotId
 from proxy.errors import ProxyError, bad
 from proxy.normalize import Normalize, normalize
+from proxy.raw_prompt import check_infill
 
 OFF_LOOP_BYTES = 1024 * 1024
 """A body longer than this is parsed in a thread, so that other streams keep flowing."""
@@ -33,6 +34,7 @@ class Kind(StrEnum):
 
     CHAT = "chat"
     COMPLETION = "completion"  # OpenAI's and llama.cpp's own: both take a prompt
+    INFILL = "infill"  # the text before and behind a cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,12 @@ def choose_profile(body: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def _check_prompt(kind: Kind, body: Mapping[str, Any]) -> None:
+    if kind is Kind.INFILL:
+        return check_infill(body)
     if kind is Kind.COMPLETION:
         if body.get("prompt") is None:
             raise bad("prompt", "prompt: expected a string or token ids, got none")
-        return
+        return None
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         got = "an empty list" if messages == [] else _kind(messages)

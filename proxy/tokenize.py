@@ -9,14 +9,14 @@ where that leaves the end of the first user turn open, the head of the conversat
 more. Prompts that the engine rendered are kept by digest, within a bound in bytes, unless the
 template tells the time.
 
-Not exact: prompts with images or audio. Their tokens before the first such part are right; the
-rest counts the template's marker only.
+Images and audio are counted by the engine and stand in a prompt as ids of their own
+(:mod:`proxy.media_prompt`); the prompts of ``/infill`` are put together in :mod:`proxy.infill`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from hashlib import blake2b
 from typing import Any
@@ -28,13 +28,17 @@ from policies.prefix import EMPTY, Tokens, lcp, pack
 from proxy.encoders import EncoderGoneError, Source
 from proxy.engine import EngineClient
 from proxy.errors import UpstreamError
+from proxy.infill import Infill
 from proxy.knowledge import Knowledge, Plan, Standing
-from proxy.known_prompts import SegmentCache, Trails
+from proxy.known_prompts import Mapped, SegmentCache, Trails
 from proxy.local_tokenizer import Local
-from proxy.prepare import OFF_LOOP_BYTES, Kind, Prepared
+from proxy.media import Medium, without_media
+from proxy.media_prompt import MediaPrompts
+from proxy.prepare import Kind, Prepared, off_loop
 from proxy.prompt_cache import Encoded, TokenCache
 from proxy.prompt_sections import one_section, sections_of
 from proxy.raw_prompt import raw_prompt
+from proxy.text_tokens import mapped_text, packed, text_tokens
 
 __all__ = ("Encoded", "TokenCache", "Tokenizer")
 
@@ -61,7 +65,6 @@ _RENDERING = frozenset(
 """The fields that the engine's chat parser reads to make the prompt."""
 
 _CLOSE_S = 2.0
-_MANY_IDS = 20_000  # packing more than this would hold up the loop for milliseconds
 
 
 class Tokenizer:
@@ -75,6 +78,8 @@ class Tokenizer:
         self.trails = Trails()
         sources = sources or {}
         self._sources = dict(sources)
+        self._infill = Infill(self._sources)
+        self._media = MediaPrompts()
         self._locals = {name: Local(name, source) for name, source in sources.items()}
         self._known: WeakKeyDictionary[EngineClient, Knowledge] = WeakKeyDictionary()
         self._latest: dict[str, Knowledge] = {}  # by profile: what is shown
@@ -140,14 +145,18 @@ class Tokenizer:
         if request.kind is Kind.COMPLETION:
             tokens = await self._raw(engine, known, request)
             return Encoded(tokens, first_user_end=0, turns=1)
+        if request.kind is Kind.INFILL:
+            tokens = await self._infill.encode(engine, known, request)
+            return Encoded(tokens, first_user_end=0, turns=1)
         shape = {name: value for name, value in request.fields.items() if name in _RENDERING}
-        plan = known.plan(shape) if known else None
+        shape, media = await off_loop(without_media, shape, request.size_bytes)
+        plan = known.plan(shape) if known and not media else None
         # Rendered here a prompt comes faster than its digest; and tomorrow the date is another.
         kept = not (plan and plan.here) and not (known and known.tells_time())
-        key = await _digest(request.profile, shape, request.size_bytes) if kept else b""
+        key = await _digest(request, shape, media) if kept else b""
         encoded = self.cache.get(key) if key else None
         if encoded is None:
-            encoded = await self._chat(engine, known, plan, request, shape)
+            encoded = await self._chat(engine, known, plan, request, shape, media)
             if key:
                 self.cache.put(key, encoded)
         return encoded
@@ -159,6 +168,7 @@ class Tokenizer:
         plan: Plan | None,
         request: Prepared,
         shape: dict[str, Any],
+        media: Sequence[Medium],
     ) -> Encoded:
         if known is not None and plan is not None:
             text = await known.text(engine, shape, plan, request.size_bytes)
@@ -166,25 +176,32 @@ class Tokenizer:
             text = await engine.apply_template(shape)
         messages: list[Any] = shape["messages"]
         turns = 1 + sum(message["role"] == "assistant" for message in messages)
-        tokens: Tokens | None = None
+        mapped = await self._mapped(engine, known, request, text, media)
+        sections, first_user_end = one_section(mapped.tokens), None
         prompts = known.prompts if known else None
         if known is not None and prompts is not None:
             try:
-                mapped = await prompts.encode(text)
-                tokens = mapped.tokens
                 sections, first_user_end = await sections_of(prompts, mapped, shape)
             except EncoderGoneError as error:
                 known.lost(error)
-                tokens = None
-        if tokens is None:
-            tokens = await _packed(await engine.tokenize(text))
-            sections, first_user_end = one_section(tokens), None
         if first_user_end is None:
-            head = await self._head(engine, known, request, shape)
-            first_user_end = lcp(tokens, head)
-        if known is not None and known.due():
+            head = await self._head(engine, known, request, shape, media)
+            first_user_end = lcp(mapped.tokens, head)
+        if known is not None and not media and known.due():
             self._start(known.recheck(engine, text, shape))
-        return Encoded(tokens, first_user_end, turns, sections)
+        return Encoded(mapped.tokens, first_user_end, turns, sections)
+
+    async def _mapped(
+        self,
+        engine: EngineClient,
+        known: Knowledge | None,
+        request: Prepared,
+        text: str,
+        media: Sequence[Medium],
+    ) -> Mapped:
+        if media:
+            return await self._media.encode(engine, known, request.profile, text, media)
+        return await mapped_text(engine, known, text)
 
     async def _head(
         self,
@@ -192,6 +209,7 @@ class Tokenizer:
         known: Knowledge | None,
         request: Prepared,
         shape: dict[str, Any],
+        media: Sequence[Medium],
     ) -> Tokens:
         """The conversation up to and including its first user message, rendered on its own."""
         messages = shape["messages"]
@@ -200,8 +218,9 @@ class Tokenizer:
             return EMPTY
         head = {**shape, "messages": messages[: first + 1], "add_generation_prompt": False}
         head.pop("continue_final_message", None)
+        media = [medium for medium in media if medium.message <= first]
         clock = known is not None and known.tells_time()
-        key = b"" if clock else await _digest(request.profile, head, request.size_bytes)
+        key = b"" if clock else await _digest(request, head, media)
         kept = self.cache.get(key) if key else None
         if kept is not None:
             return kept.tokens
@@ -210,24 +229,10 @@ class Tokenizer:
         except UpstreamError:
             # Some templates refuse a head on its own; the request itself was rendered.
             return EMPTY
-        tokens = await self._text(engine, known, text)
+        tokens = (await self._mapped(engine, known, request, text, media)).tokens
         if key:
             self.cache.put(key, Encoded(tokens, 0, 1))
         return tokens
-
-    async def _text(
-        self, engine: EngineClient, known: Knowledge | None, text: str, *, whole: bool = True
-    ) -> Tokens:
-        """``whole``: a prompt, with what the engine adds at its edges; else a part of one."""
-        if known is not None and known.prompts is not None:
-            try:
-                return (await known.prompts.encode(text, whole=whole)).tokens
-            except EncoderGoneError as error:
-                known.lost(error)
-        # In a list that begins with an id the engine adds nothing.
-        content: str | list[str | int] = text if whole else [0, text]
-        ids = await engine.tokenize(content)
-        return await _packed(ids if whole else ids[1:])
 
     async def _raw(
         self, engine: EngineClient, known: Knowledge | None, request: Prepared
@@ -235,16 +240,16 @@ class Tokenizer:
         content = raw_prompt(request.fields["prompt"])
         if isinstance(content, list) and not any(isinstance(part, str) for part in content):
             # Ids are taken as they are, as the engine takes them: no special token is added.
-            return await _packed(content)
+            return await packed(content)
         if known is None or known.prompts is None:
             return await self._raw_by_engine(engine, request, content)
         if isinstance(content, str):
-            tokens = await self._text(engine, known, content)
+            tokens = await text_tokens(engine, known, content)
             if known.due():
                 self._start(known.recheck(engine, content, None))
             return tokens
         parts = [
-            await self._text(engine, known, part, whole=i == 0)
+            await text_tokens(engine, known, part, whole=i == 0)
             if isinstance(part, str)
             else pack([part])
             for i, part in enumerate(content)
@@ -254,11 +259,11 @@ class Tokenizer:
     async def _raw_by_engine(
         self, engine: EngineClient, request: Prepared, content: str | list[str | int]
     ) -> Tokens:
-        key = await _digest(request.profile, {"prompt": content}, request.size_bytes)
+        key = await _digest(request, {"prompt": content})
         kept = self.cache.get(key)
         if kept is not None:
             return kept.tokens
-        tokens = await _packed(await engine.tokenize(content))
+        tokens = await packed(await engine.tokenize(content))
         self.cache.put(key, Encoded(tokens, 0, 1))
         return tokens
 
@@ -273,15 +278,15 @@ def _usage(cache: Any, hits: int | None = None, misses: int | None = None) -> di
     return used if hits is None or misses is None else {**used, "hits": hits, "misses": misses}
 
 
-async def _packed(ids: list[Any]) -> Tokens:
-    return pack(ids) if len(ids) <= _MANY_IDS else await asyncio.to_thread(pack, ids)
-
-
-async def _digest(profile: str, shape: Mapping[str, Any], size_bytes: int) -> bytes:
+async def _digest(
+    request: Prepared, shape: Mapping[str, Any], media: Sequence[Medium] = ()
+) -> bytes:
     # The date: a template that nothing is known of may print it.
-    salt = f"{profile}\0{date.today()}\0".encode()
+    salt = f"{request.profile}\0{date.today()}\0".encode()
+    salt += b"".join(medium.digest for medium in media) + b"\0"
 
-    def digest() -> bytes:
-        return blake2b(salt + orjson.dumps(shape), digest_size=16).digest()
+    def digest(content: Mapping[str, Any]) -> bytes:
+        return blake2b(salt + orjson.dumps(content), digest_size=16).digest()
 
-    return digest() if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(digest)
+    found: bytes = await off_loop(digest, shape, request.size_bytes)
+    return found
