@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from launcher import engine_flags
+from launcher.profile import load_all
+from launcher.settings import LaunchedServer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 
@@ -143,6 +145,19 @@ def test_the_key_may_come_from_the_environment_or_a_file(tmp_path: Path) -> None
 def test_an_explicit_number_of_slots_leaves_the_buffers_separate() -> None:
     assert "kv_unified" not in engine_flags.parse(["-m", "x.gguf", "-np", "4"], {})
     assert engine_flags.parse(["-m", "x.gguf"], {})["kv_unified"] is True
+
+
+def test_an_answer_without_a_limit_of_its_own_gets_the_servers(start_engine: StartEngine) -> None:
+    engine = start_engine(*SEPARATE, "-n", "5")
+    for asked, written in (({}, 5), ({"n_predict": 9}, 9)):
+        body = {"prompt": "alpha beta", "ignore_eos": True, **asked}
+        assert engine.post("/completion", body).json()["tokens_predicted"] == written
+
+
+def test_the_demo_answers_in_seconds_though_its_model_seldom_ends_by_itself() -> None:
+    demo = load_all(["demo"], {})[0].server
+    assert isinstance(demo, LaunchedServer)
+    assert engine_flags.parse(["-m", "x.gguf", *demo.extra_args], {})["n_predict"] == 128
 
 
 def test_prompts_are_read_by_as_many_threads_as_texts_are_written() -> None:
