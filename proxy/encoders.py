@@ -13,7 +13,7 @@ import pickle
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ class Source:
 
     vocabulary: Callable[[], Mapping[str, Any] | None] | None = None
     tokenizer_json: Path | None = None
-    infill: InfillFlags = InfillFlags()
+    infill: InfillFlags = field(default_factory=InfillFlags)
 
     @property
     def given(self) -> bool:

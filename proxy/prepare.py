@@ -155,11 +155,12 @@ def choose_profile(body: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 def _check_prompt(kind: Kind, body: Mapping[str, Any]) -> None:
     if kind is Kind.INFILL:
-        return check_infill(body)
+        check_infill(body)
+        return
     if kind is Kind.COMPLETION:
         if body.get("prompt") is None:
             raise bad("prompt", "prompt: expected a string or token ids, got none")
-        return None
+        return
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         got = "an empty list" if messages == [] else _kind(messages)

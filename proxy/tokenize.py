@@ -240,7 +240,7 @@ class Tokenizer:
         content = raw_prompt(request.fields["prompt"])
         if isinstance(content, list) and not any(isinstance(part, str) for part in content):
             # Ids are taken as they are, as the engine takes them: no special token is added.
-            return await packed(content)
+            return await packed([part for part in content if isinstance(part, int)])
         if known is None or known.prompts is None:
             return await self._raw_by_engine(engine, request, content)
         if isinstance(content, str):

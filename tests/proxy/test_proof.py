@@ -63,7 +63,9 @@ class TrueEngine(EngineClient):
             text = text.replace("e", "E")
         return text.removesuffix(OPENING) if "add_generation_prompt" in body else text
 
-    async def tokenize(self, content: Any) -> list[int]:
+    async def tokenize(
+        self, content: Any, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
         self.tokenized += 1
         if self.gone:
             raise EngineUnreachableError("gone")

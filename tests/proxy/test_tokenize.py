@@ -31,10 +31,12 @@ class FakeEngine(EngineClient):
         text = "".join(f"{m['role']}:{m['content']};" for m in body["messages"])
         return text + ("" if body.get("add_generation_prompt") is False else "assistant:")
 
-    async def tokenize(self, content: Any) -> list[int]:
+    async def tokenize(
+        self, content: Any, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
         self.calls.append("tokenize")
         parts = [content] if isinstance(content, str) else content
-        ids = [1] if isinstance(parts[0], str) else []
+        ids = [1] if add_special and parts and isinstance(parts[0], str) else []
         for part in parts:
             ids += [ord(c) for c in part] if isinstance(part, str) else [part]
         return ids
