@@ -121,14 +121,15 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         raise ValueError("plot: needs matplotlib, see the extra [bench]") from None
     setups = list(dict.fromkeys(row["setup"] for row in rows))
     names = list(dict.fromkeys(row["arm"] for row in rows))
-    figure = Figure(figsize=(4.2 * len(_PLOTTED), 3.6), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(_PLOTTED), 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(_PLOTTED)), _PLOTTED, strict=True):
         for place, arm in enumerate(names):
             of_arm = {row["setup"]: row[name] for row in rows if row["arm"] == arm}
             width = 0.8 / len(names)
             at = [n - 0.4 + (place + 0.5) * width for n in range(len(setups))]
             axes.bar(at, [of_arm.get(setup, 0.0) for setup in setups], width, label=arm)
-        axes.set_xticks(range(len(setups)), setups)
+        axes.set_xticks(range(len(setups)), setups, rotation=30, ha="right")
         axes.set_title(name)
-    figure.axes[-1].legend(fontsize="small")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(names), fontsize="small")
     figure.savefig(path)
