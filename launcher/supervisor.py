@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -27,6 +28,7 @@ from launcher.log_file import RotatingLog
 from launcher.states import Life
 
 log = logging.getLogger(__name__)
+_CRASH = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|ggml_\w+: |out of memory|bad_alloc")
 STOP_LIMIT_S = process.TERM_LIMIT_S + process.SECOND_TERM_LIMIT_S + process.KILL_LIMIT_S + 2
 
 
@@ -178,7 +180,7 @@ class Supervisor:
             while True:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if child.exit.done():
-                    return Loss(Cause.EXITED, _last_words(child, "while it served"))
+                    return Loss(Cause.EXITED, _last_words(child, "while it served", _CRASH))
                 if engine.restart.done():
                     return Loss(Cause.HUNG, f"restarted: {engine.restart.result()}")
                 error = accepted.exception()
@@ -241,9 +243,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _last_words(child: process.Child, when: str) -> str:
-    """How the process ended, with the last line it said that looks like a reason."""
+def _last_words(child: process.Child, when: str, only: re.Pattern[str] | None = None) -> str:
+    """How the process ended, with the last line it said that looks like a reason.
+
+    ``only``: no line that does not match this. An engine that serves also logs what it refuses,
+    with the client's words in it, and this text goes to the status page and to other clients.
+    """
     lines = child.log.recent()
-    told = [line for line in lines if "error" in line.lower() or " E " in line] or lines
+    if only is not None:
+        told = [line for line in lines if only.search(line)]
+    else:
+        told = [line for line in lines if "error" in line.lower() or " E " in line] or lines
     words = f": {told[-1][:300]}" if told else ""
     return f"{process.describe_exit(child.exit.result())} {when}{words}"

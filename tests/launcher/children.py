@@ -55,6 +55,8 @@ count.write_text(str(starts + 1))
 plan = (plan_dir / "plan").read_text().split()
 mode = plan[min(starts, len(plan) - 1)]
 print("this start is:", mode, flush=True)
+if (plan_dir / "say").exists():
+    print((plan_dir / "say").read_text(), flush=True)
 if mode == "exit":
     print("error: no luck today", flush=True)
     sys.exit(1)

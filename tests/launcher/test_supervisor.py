@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -140,3 +141,27 @@ def _listener_of_nothing() -> Listener:
         return Heard()
 
     return asyncio.run(make())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('W srv operator(): got exception: {"error": "Failed to parse: MY SECRET PROMPT"}', ""),
+        ("GGML_ASSERT(n_tokens > 0) failed", ": GGML_ASSERT(n_tokens > 0) failed"),
+    ],
+)
+def test_the_reason_of_a_crash_holds_no_word_of_a_client(
+    tmp_path: Path, said: str, told: str
+) -> None:
+    spec = _spec(tmp_path, "well")
+    (tmp_path / "say").write_text(said)
+
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("ready")
+        record = json.loads((spec.directory / "engine.pid").read_text())
+        psutil.Process(record["pid"]).kill()
+        await heard.until("lost")
+
+    heard = _run(spec, scenario)
+    lost = [text for kind, text in heard.events if kind == "lost"]
+    assert lost[0] == f"was ended by SIGKILL while it served{told}"
