@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.settings import EMBEDDED, LaunchedServer
 
@@ -118,6 +119,18 @@ def command(binary: str) -> list[str]:
     if binary == EMBEDDED:
         return [sys.executable, "-P", "-m", "launcher.embedded"]
     return [binary]
+
+
+def infill_flags(server: LaunchedServer) -> dict[str, Any]:
+    """What the line says of ``/infill``, as the fields of ``proxy.fim.InfillFlags``."""
+    flags: dict[str, Any] = {"n_batch": server.batch_size}
+    for given, value in zip(server.extra_args, [*server.extra_args[1:], ""], strict=True):
+        spelling = given.replace("_", "-") if given.startswith("--") else given
+        if spelling in ("-n", "--predict", "--n-predict") and value.lstrip("-").isdigit():
+            flags["n_predict"] = int(value)
+        elif spelling == "--spm-infill":
+            flags["spm_infill"] = True
+    return flags
 
 
 def extra_args_faults(extra_args: Sequence[str]) -> list[str]:

@@ -37,6 +37,7 @@ from proxy import explain, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.encoders import Source
+from proxy.fim import InfillFlags
 from proxy.journal import Journal
 from proxy.ledger import Ledger
 
@@ -277,7 +278,10 @@ def _tokenizer_of(profile: Profile) -> Source:
     """What a local tokenizer can be made from; nothing of an attached server's model is known."""
     model = profile.model
     vocabulary = partial(gguf_header.read_vocabulary, model) if model is not None else None
-    return Source(vocabulary=vocabulary, tokenizer_json=profile.tokenizer)
+    flags = InfillFlags()
+    if isinstance(profile.server, LaunchedServer):
+        flags = InfillFlags(**argv.infill_flags(profile.server))
+    return Source(vocabulary=vocabulary, tokenizer_json=profile.tokenizer, infill=flags)
 
 
 def _keys(profiles: Sequence[Profile]) -> dict[str, str]:

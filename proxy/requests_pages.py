@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -16,9 +18,11 @@ from starlette.responses import Response
 
 from proxy import explain
 from proxy.driver import Driver
+from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError, bad
 from proxy.explain import Texts
 from proxy.gate import caller_of
+from proxy.media import FIRST_ID
 from proxy.record import Record
 
 log = logging.getLogger(__name__)
@@ -73,11 +77,20 @@ class RequestsPages:
         if ids is None or life is None or life.client is None:
             return None
         try:
-            before, after = [await life.client.detokenize(side) for side in ids]
+            before, after = [await _text(life.client, side) for side in ids]
         except (EngineUnreachableError, UpstreamError) as error:
             log.warning("request %s: its difference cannot be shown: %s", record.id, error)
             return None
         return Texts(before, after)
+
+
+async def _text(client: EngineClient, ids: Sequence[int]) -> str:
+    """The ids as text; those of an image or a recording have none."""
+    parts = [
+        "[media]" if is_media else await client.detokenize(list(run))
+        for is_media, run in groupby(ids, key=lambda i: i >= FIRST_ID)
+    ]
+    return "".join(parts)
 
 
 def _json(content: Any) -> Response:

@@ -116,3 +116,17 @@ def test_llama_cpp_settings_in_the_environment_are_refused() -> None:
     assert (
         len(argv.env_faults(["LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "CUDA_VISIBLE_DEVICES"])) == 2
     )
+
+
+def test_what_shapes_the_prompts_of_infill_is_read_off_the_profile() -> None:
+    def flags(*extra: str) -> dict[str, Any]:
+        server = LaunchedServer(model="m", parallel=1, ctx_size=256, extra_args=list(extra))
+        return argv.infill_flags(server)
+
+    assert flags("--no-warmup", "-n") == {"n_batch": 512}
+    assert flags("-n", "-1", "--spm-infill") == {
+        "n_batch": 512,
+        "n_predict": -1,
+        "spm_infill": True,
+    }
+    assert flags("--n_predict", "64")["n_predict"] == 64
