@@ -180,6 +180,11 @@ class Driver:
             (e for e in self.engines.values() if e.profile == profile and e.state == "up"), None
         )
 
+    def suspect(self, life: EngineLife) -> None:
+        """It did not answer where it should have: ``/slots`` tells whether it hangs."""
+        if life.poller is not None:
+            life.poller.ask()
+
     async def wait_ready(self, profile: str, timeout_s: float) -> EngineClient:
         """A ready engine of this profile; raises a 503 after ``timeout_s``."""
         try:

@@ -175,6 +175,7 @@ class Exchange:
             except EngineUnreachableError:
                 life = self._driver.ready_engine(request.profile)
                 if life is not None and life.client is engine:
+                    self._driver.suspect(life)
                     raise  # it should be there: say so; else it was lost, and the next one does it
 
     async def _identified(self, request: Prepared) -> Session:

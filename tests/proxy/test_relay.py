@@ -607,3 +607,19 @@ def test_the_series_know_who_waits_and_for_what(stub: StubServer) -> None:
             await two
 
     asyncio.run(run())
+
+
+def test_an_engine_that_does_not_tokenize_is_asked_whether_it_hangs() -> None:
+    async def run(engine: StubServer) -> None:
+        async with proxy(engine.url) as p:
+            told: list[str] = []
+            p.driver.on_engine_hung = lambda name, reason: told.append(reason)
+            engine.__exit__()  # nobody has said that it is gone
+            answer = await p.client.post(CHAT, json=chat("hello"))
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_unreachable"
+            await wait_until_async(lambda: bool(told))
+            assert "5 times in a row" in told[0]
+
+    with StubServer() as engine:
+        asyncio.run(run(engine))
