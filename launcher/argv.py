@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def command(binary: str) -> list[str]:
 def infill_flags(server: LaunchedServer) -> dict[str, Any]:
     """What the line says of ``/infill``, as the fields of ``proxy.fim.InfillFlags``."""
     flags: dict[str, Any] = {"n_batch": server.batch_size}
-    for given, value in zip(server.extra_args, [*server.extra_args[1:], ""], strict=True):
+    for given, value in pairwise([*server.extra_args, ""]):
         spelling = given.replace("_", "-") if given.startswith("--") else given
         if spelling in ("-n", "--predict", "--n-predict") and value.lstrip("-").isdigit():
             flags["n_predict"] = int(value)

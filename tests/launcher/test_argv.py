@@ -130,3 +130,8 @@ def test_what_shapes_the_prompts_of_infill_is_read_off_the_profile() -> None:
         "spm_infill": True,
     }
     assert flags("--n_predict", "64")["n_predict"] == 64
+
+
+def test_a_line_without_extra_arguments_says_nothing_of_infill_but_the_batch() -> None:
+    server = LaunchedServer(model="m", parallel=1, ctx_size=256)
+    assert argv.infill_flags(server) == {"n_batch": 512}
