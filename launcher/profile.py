@@ -92,7 +92,9 @@ def load_all(given: Sequence[str], checks: Mapping[str, SectionCheck]) -> list[P
 def locate(given: str) -> Path:
     """A path as it is; a bare name stands for a profile in configs/."""
     path = located(given, Path())
-    if path.suffix in SUFFIXES or "/" in given or path.exists():
+    is_path = path.suffix in SUFFIXES or "/" in given or path.exists()
+    # A directory that happens to lie here and is called demo does not hide the profile.
+    if is_path and not (path.is_dir() and given in brought()):
         return path
     return CONFIGS / f"{given}.yaml"
 
