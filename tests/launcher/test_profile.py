@@ -257,16 +257,6 @@ def test_the_profiles_that_come_along_have_no_fault() -> None:
     assert loaded[0].windows == [32768] * 4
 
 
-def test_a_directory_of_the_same_name_does_not_hide_a_profile_that_comes_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "demo").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert profile.locate("demo") == profile.CONFIGS / "demo.yaml"
-    (tmp_path / "tiny").write_text("name: mine\n")
-    assert profile.locate("tiny") == Path("tiny")
-
-
 @pytest.mark.parametrize("cut", [3, 12, 40, 60, 100])
 def test_a_header_that_ends_too_soon_is_told(tmp_path: Path, cut: int) -> None:
     whole = _gguf(tmp_path / "model.gguf", window=512)
