@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 from policies import admission, continuation, guest
 from policies.affinity import (
-    destroyed_s,
     is_live,
     kept_for_s,
     p_return,
@@ -95,9 +94,9 @@ class _Case:
         if not slot.kept:
             return 0.0
         knobs = params.keep
-        loss_s = p_return(slot, params.affinity) * destroyed_s(
-            slot, self.waiting.matches[index], params
-        )
+        # What the RAM cache would have again counts here: its copies stall everybody, too.
+        again_s = prefill_s(params.cost, self.waiting.matches[index].lcp, slot.resident)
+        loss_s = p_return(slot, params.affinity) * again_s
         return min(
             kept_for_s(slot.gap_s, knobs) - slot.idle_s,
             min(knobs.keep_worth * loss_s, knobs.keep_max_wait_s) - self.waited_s,

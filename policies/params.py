@@ -95,7 +95,7 @@ class Order:
 
     enabled: bool = _switch("off: first come, first served")
     promote_s: float = _knob(5, "s", 0, 3600, "a guest that waited this long goes first")
-    max_overtake_s: float = _knob(120, "s", 0, 3600, "nobody is overtaken for longer")
+    max_overtake_s: float = _knob(300, "s", 0, 3600, "nobody is overtaken for longer")
     by_session: bool = _switch("off: by the request's arrival, not its conversation's")
     by_service: bool = _switch("off: all keys are alike")
     service_half_life_s: float = _knob(60, "s", 1, 86400, "what a key was served is forgotten")
@@ -110,10 +110,10 @@ class Keep:
 
     enabled: bool = _switch("off: an idle slot is anybody's")
     keep_s: float = _knob(60, "s", 0, 3600, "nine of ten tool calls return within a minute")
-    keep_gaps: float = _knob(10, "pauses", 0, 1000, "nor longer than so many typical pauses")
+    keep_gaps: float = _knob(20, "pauses", 0, 1000, "nor longer than so many typical pauses")
     keep_worth: float = _knob(30, "s/s", 0, 1000, "nor than what would be lost costs, times this")
-    above: float = _knob(0.8, "ratio", 0, 100, "of live contexts over what slots and park hold")
-    keep_max_wait_s: float = _knob(120, "s", 0, 86400, "the bound of a newcomer's wait for it")
+    above: float = _knob(0.5, "ratio", 0, 100, "of live contexts over what slots and park hold")
+    keep_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of a newcomer's wait for it")
     park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what the RAM cache holds beside")
     restore_tps: float = _knob(200_000, "tokens/s", 1, 1e9, "a state comes back from there")
 

@@ -444,8 +444,8 @@ def test_nobody_is_overtaken_for_ever() -> None:
     serve(s, turn("a2", "a", 2), 0)
     s.handle(turn("x", "x", 1), 1)
     s.handle(turn("new", "n", 1), 2)
-    s.handle(turn("a3", "a", 3), 60)
-    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 122.1))] == ["new"]
+    s.handle(turn("a3", "a", 3), 300)
+    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 302.1))] == ["new"]
 
 
 def test_order_can_be_switched_off() -> None:
