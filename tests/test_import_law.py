@@ -73,7 +73,7 @@ LAWS = (
         MEASURING | {"httpx"},
     ),
     Law(
-        ("bench/*.py", "bench/costs/*.py"),
+        ("bench/*.py",),
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),
         MEASURING,
     ),
