@@ -6,7 +6,7 @@ counts are kept by digest, within a bound. An engine that cannot take the medium
 and its refusal is the client's answer.
 
 Built from llama-server's sources and tried against a stub; no multimodal engine has been at hand. A
-count that is not the engine's would show as a mismatch, and cost reuse, never an answer.
+count that is not the engine's would show as a mismatch in the log, and cost reuse.
 """
 
 from __future__ import annotations

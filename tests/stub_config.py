@@ -36,6 +36,7 @@ class Config:
     slot_prompt_similarity: float = 0.1
     slot_save_path: str = ""  # without it slot actions answer 501
     add_bos: bool = False
+    mmproj: bool = False  # takes images and audio
     # speed
     prefill_tps: float = 0.0
     decode_tps: float = 0.0

@@ -58,7 +58,7 @@ class Generating:
             record["body"] = body
             prompt, ids = self._prompt(body)
         except ValueError as problem:
-            await _refuse(scope, receive, send, record, shapes.error(400, str(problem)))
+            await _refuse(scope, receive, send, record, shapes.refusal(problem)[0])
             return
         if self._config.fail_next > 0:
             await self._fail(scope, receive, send, record)
@@ -77,15 +77,17 @@ class Generating:
     def _prompt(self, body: Any) -> tuple[Any, list[int]]:
         if not isinstance(body, dict):
             raise ValueError("the body must be an object")
+        bos = [self._vocabulary.id(BOS)] if self._config.add_bos else []
         if self._kind == "chat":
-            prompt: Any = render(body)
-        elif isinstance(body.get("prompt"), str | list):
-            prompt = body["prompt"]
+            media: list[str] = []
+            text = render(body, media if self._config.mmproj else None)
+            return text, bos + self._vocabulary.encode_prompt(text, media)
+        if isinstance(body.get("prompt"), str | list):
+            prompt: Any = body["prompt"]
         else:
             raise ValueError("'prompt' must be a string or a list of tokens")
         if isinstance(prompt, list):
             return prompt, [int(token) for token in prompt]
-        bos = [self._vocabulary.id(BOS)] if self._config.add_bos else []
         return prompt, bos + self._vocabulary.encode(prompt)
 
     async def _fail(self, scope: Scope, receive: Receive, send: Send, record: Any) -> None:

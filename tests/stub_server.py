@@ -40,7 +40,7 @@ from tests import stub_shapes as shapes
 from tests.stub_config import Config, from_command_line
 from tests.stub_generate import Generating
 from tests.stub_slots import Slots
-from tests.stub_text import BOS, Vocabulary, render
+from tests.stub_text import BOS, MARKER, Vocabulary, render
 
 _GENERATING: dict[str, shapes.Kind] = {
     "/v1/chat/completions": "chat",
@@ -76,6 +76,7 @@ class Stub:
             ("GET", "/slots"): self._slots_view,
             ("POST", "/slots/{id:int}"): self._slot_action,
             ("POST", "/apply-template"): self._apply_template,
+            ("POST", "/v1/chat/completions/input_tokens"): self._input_tokens,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("GET", "/stub/log"): self._stub_log,
@@ -120,7 +121,8 @@ class Stub:
 
     async def _props(self, request: Request) -> Response:
         config = self._config
-        return JSONResponse(shapes.props(config.alias, config.slots, self._slots.window))
+        props = shapes.props(config.alias, config.slots, self._slots.window)
+        return JSONResponse({**props, "media_marker": MARKER})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse(shapes.models(self._config.alias, self._slots.window))
@@ -146,9 +148,19 @@ class Stub:
     async def _apply_template(self, request: Request) -> Response:
         await asyncio.sleep(self._config.helper_delay_s)
         try:
-            return JSONResponse({"prompt": render(orjson.loads(await request.body()))})
+            text = render(orjson.loads(await request.body()), [] if self._config.mmproj else None)
+            return JSONResponse({"prompt": text})
         except ValueError as problem:
-            return JSONResponse(shapes.error(400, str(problem)), 400)
+            return JSONResponse(*shapes.refusal(problem))
+
+    async def _input_tokens(self, request: Request) -> Response:
+        media: list[str] = []
+        try:
+            text = render(await request.json(), media if self._config.mmproj else None)
+        except ValueError as problem:
+            return JSONResponse(*shapes.refusal(problem))
+        count = len(self._vocabulary.encode_prompt(text, media)) + self._config.add_bos
+        return JSONResponse({"input_tokens": count, "object": "response.input_tokens"})
 
     async def _tokenize(self, request: Request) -> Response:
         await asyncio.sleep(self._config.helper_delay_s)

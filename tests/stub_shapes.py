@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
+from tests.stub_text import NoMediaError
+
 Kind = Literal["chat", "text", "native"]
 Json = dict[str, Any]
 
@@ -172,6 +174,13 @@ def _speed(name: str, n: int, divisor: int, seconds: float) -> Json:
 
 def error(code: int, message: str, kind: str = "invalid_request_error", **more: Any) -> Json:
     return {"error": {"code": code, "message": message, "type": kind, **more}}
+
+
+def refusal(problem: ValueError) -> tuple[Json, int]:
+    """The error and the status for a body that cannot be rendered."""
+    if isinstance(problem, NoMediaError):
+        return error(500, str(problem), "server_error"), 500
+    return error(400, str(problem)), 400
 
 
 def props(alias: str, slots: int, window: int) -> Json:

@@ -14,10 +14,12 @@ from tests.support import StubServer
 
 # What differs by nature: a model's own numbers, and settings that nobody reads from an answer.
 _OPEN = ("generation_settings", "params", "meta", "models", "architecture", "next_token")
-_MODEL_ONLY = {"model_ftype", "media_marker", "ui", "ui_settings", "chat_template_caps"}
+_MODEL_ONLY = {"model_ftype", "ui", "ui_settings", "chat_template_caps"}
 _MODEL_ONLY |= {"cors_proxy_enabled"}
 
 CHAT = {"messages": [{"role": "user", "content": "alpha beta"}], "max_tokens": 3}
+SEEN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+IMAGE = {"messages": [{"role": "user", "content": [SEEN]}]}
 TEXT = {"prompt": "alpha beta gamma", "max_tokens": 3, "n_predict": 3}
 USAGE = {"stream_options": {"include_usage": True}}
 POSTS: list[tuple[str, dict[str, Any]]] = [
@@ -36,6 +38,10 @@ POSTS: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": "alpha beta", "with_pieces": True}),
     ("/detokenize", {"tokens": [5]}),
     ("/apply-template", CHAT),
+    ("/v1/chat/completions/input_tokens", CHAT),
+    ("/v1/chat/completions/input_tokens", IMAGE),
+    ("/apply-template", IMAGE),
+    ("/v1/chat/completions", IMAGE),
     ("/slots/0?action=erase", {}),
     ("/no-such-path", {}),
 ]
