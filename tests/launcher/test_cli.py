@@ -79,7 +79,15 @@ def _serving(directory: Path, *arguments: str) -> Iterator[Serving]:
 def engines_of(serving: Serving) -> list[psutil.Process]:
     """The engines among its children; the tokenizer has a process of its own."""
     children = psutil.Process(serving.process.pid).children()
-    return [child for child in children if "proxy.encoder_process" not in child.cmdline()]
+    return [child for child in children if _is_engine(child)]
+
+
+def _is_engine(child: psutil.Process) -> bool:
+    """Not the tokenizer's process, and not one that has just ended."""
+    try:
+        return "proxy.encoder_process" not in child.cmdline()
+    except psutil.Error:
+        return False
 
 
 def engine_of(serving: Serving) -> psutil.Process:
