@@ -8,18 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from policies.prefix import Tokens, lcp, pack
+from policies.types import Section
 from proxy.engine import EngineClient
 from proxy.errors import UpstreamError
-from proxy.known_prompts import Mapped
+from proxy.known_prompts import Mapped, SegmentCache, Trails
 from proxy.media import FIRST_ID, Medium, stand_in, without_media
 from proxy.media_prompt import MediaPrompts, _joined
-from proxy.prompt_sections import one_section
+from proxy.prompt_encoder import Edges, PromptEncoder
+from proxy.prompt_sections import one_section, sections_of
+from proxy.segments import Cuts
 from tests.proxy.shell import proxy
 from tests.stub_text import media_tokens
 from tests.support import StubServer
@@ -99,6 +104,40 @@ def test_texts_and_media_are_joined_with_their_places() -> None:
     assert whole.positions == [1, 2, 3, 5, 6, 11, 12]
     assert [whole.ends[i] for i in whole.cuts] == [1, 11]
     assert one_section(whole.tokens)[0].end == 12
+
+
+class Letters:
+    """Encodes a text as its code points."""
+
+    async def encode(self, segments: Sequence[str]) -> list[bytes]:
+        return [pack(map(ord, segment)).packed for segment in segments]
+
+
+def test_the_sections_of_a_prompt_are_known_past_its_media() -> None:
+    cuts = Cuts({"<s>": 500_000, "<e>": 500_001})
+    prompts = PromptEncoder(Letters(), cuts, Edges(), b"x", SegmentCache(), Trails())
+    known: Any = SimpleNamespace(prompts=prompts)
+    shape, media = without_media(
+        {"messages": [asks("what is to be seen?", image(ONE)), says("a cat"), asks("a white one?")]}
+    )
+    first = "<s>user\n<__media__>what is to be seen?<e>"
+    text = f"{first}<s>assistant\na cat<e><s>user\na white one?<e><s>assistant\n"
+
+    async def run() -> tuple[Mapped, tuple[Section, ...], int | None]:
+        mapped = await MediaPrompts().encode(FakeEngine(), known, "main", text, media)
+        return mapped, *(await sections_of(prompts, mapped, shape))
+
+    mapped, sections, first_user_end = asyncio.run(run())
+    end = 9 + sum(map(len, ("user\n", "what is to be seen?"))) + 2  # <s> and <e> are one each
+    assert mapped.tokens.ids()[6:15] == Tokens(stand_in(media[0].digest, 9)).ids()
+    assert first_user_end == end
+    assert [(s.name, s.message) for s in sections[:3]] == [
+        ("user", 0),
+        ("assistant", 1),
+        ("user", 2),
+    ]
+    assert sections[0].end == end
+    assert sections[-1].end == len(mapped.tokens)
 
 
 # ---------------------------------------------------------------- through the proxy
