@@ -51,6 +51,7 @@ class View:
     slots: Sequence[SlotView]
     pool_free: int | None  # tokens of the unified pool that running requests leave; None: no pool
     params: Params
+    at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
     largest: int = field(init=False)  # window, tokens
     alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
 
@@ -97,9 +98,11 @@ class _Case:
         # What the RAM cache would have again counts here: its copies stall everybody, too.
         again_s = prefill_s(params.cost, self.waiting.matches[index].lcp, slot.resident)
         loss_s = p_return(slot, params.affinity) * again_s
+        # While others run, a loss is theirs too: they wait for the owner's prompt to be read again.
+        worth = min(1.0, knobs.keep_worth) if self.view.at_rest else knobs.keep_worth
         return min(
             kept_for_s(slot.gap_s, knobs) - slot.idle_s,
-            min(knobs.keep_worth * loss_s, knobs.keep_max_wait_s) - self.waited_s,
+            min(worth * loss_s, knobs.keep_max_wait_s) - self.waited_s,
         )
 
     def own_s(self, index: int) -> float:

@@ -111,7 +111,7 @@ class Keep:
     enabled: bool = _switch("off: an idle slot is anybody's")
     keep_s: float = _knob(60, "s", 0, 3600, "nine of ten tool calls return within a minute")
     keep_gaps: float = _knob(20, "pauses", 0, 1000, "nor longer than so many typical pauses")
-    keep_worth: float = _knob(30, "s/s", 0, 1000, "nor than what would be lost costs, times this")
+    keep_worth: float = _knob(30, "s/s", 0, 1000, "nor than the loss times this; 1 at rest")
     above: float = _knob(0.5, "ratio", 0, 100, "of live contexts over what slots and park hold")
     keep_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of a newcomer's wait for it")
     park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what the RAM cache holds beside")

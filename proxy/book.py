@@ -204,7 +204,12 @@ class Profile:
 
     def view(self, now: float, working_set: WorkingSet) -> View:
         """All that the rules may look at, as of now."""
-        return View(self._slot_views(now, working_set), self.pool_free(), self.params)
+        return View(
+            self._slot_views(now, working_set),
+            self.pool_free(),
+            self.params,
+            at_rest=not self.running,
+        )
 
     def _slot_views(self, now: float, working_set: WorkingSet) -> list[SlotView]:
         views = [self._slot_view(m, now) for m in self.mirrors]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -642,25 +643,40 @@ WORTH_ITSELF = {"keep_worth": 1}
 KEEPING = {"keep_s": 20, "keep_worth": 100}
 
 
-def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
-    s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False}, keep=KEEPING)
+def busy_with_two(**sections: dict[str, Any]) -> Scheduler:
+    """Two slots: one holds a conversation that is between two turns, the other is at work."""
+    off = {"enabled": False}
+    s = scheduler(slots=2, guest=off, cap=off, cold=off, **sections)
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
-    actions = s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
+    s.handle(in_session("w1", "w", ("work", 50), ("w", 3000)), 0)
+    return s
+
+
+def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
+    s = busy_with_two(keep=KEEPING)
+    actions = s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
     assert dispatches(actions) == []
     waiting = s.waiting_for("b1", 1)
     assert waiting is not None
     assert waiting.reason is Reason.HELD
     assert next_wake(actions) == pytest.approx(20)
     back = in_session("a2", "a", ("head", 50), ("a", 3000), ("a2", 100))
-    assert dispatches(s.handle(back, 5)) == [("a2", 0, "home")], "the owner is not held back"
+    [(id, _, rule)] = dispatches(s.handle(back, 5))
+    assert (id, rule) == ("a2", "home"), "the owner is not held back"
 
 
 def test_a_kept_slot_is_anybodys_after_its_time() -> None:
+    s = busy_with_two(keep=KEEPING)
+    s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
+    assert dispatches(tick(s, 19.9)) == []
+    assert [id for id, _, _ in dispatches(tick(s, 20.1))] == ["b1"]
+
+
+def test_before_an_engine_at_rest_nobody_waits_longer_than_the_loss_takes() -> None:
     s = scheduler(slots=1, guest={"enabled": False}, cap={"enabled": False}, keep=KEEPING)
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
     s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
-    assert dispatches(tick(s, 19.9)) == []
-    assert [id for id, _, _ in dispatches(tick(s, 20.1))] == ["b1"]
+    assert [id for id, _, _ in dispatches(tick(s, 3.5))] == ["b1"]
 
 
 def test_a_slot_is_kept_no_longer_than_its_loss_is_worth() -> None:
