@@ -643,17 +643,17 @@ WORTH_ITSELF = {"keep_worth": 1}
 KEEPING = {"keep_s": 20, "keep_worth": 100}
 
 
-def busy_with_two(**sections: dict[str, Any]) -> Scheduler:
+def busy_with_two(keep: dict[str, Any]) -> Scheduler:
     """Two slots: one holds a conversation that is between two turns, the other is at work."""
     off = {"enabled": False}
-    s = scheduler(slots=2, guest=off, cap=off, cold=off, **sections)
+    s = scheduler(slots=2, guest=off, cap=off, cold=off, keep=keep)
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
     s.handle(in_session("w1", "w", ("work", 50), ("w", 3000)), 0)
     return s
 
 
 def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
-    s = busy_with_two(keep=KEEPING)
+    s = busy_with_two(KEEPING)
     actions = s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
     assert dispatches(actions) == []
     waiting = s.waiting_for("b1", 1)
@@ -666,7 +666,7 @@ def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
 
 
 def test_a_kept_slot_is_anybodys_after_its_time() -> None:
-    s = busy_with_two(keep=KEEPING)
+    s = busy_with_two(KEEPING)
     s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
     assert dispatches(tick(s, 19.9)) == []
     assert [id for id, _, _ in dispatches(tick(s, 20.1))] == ["b1"]
