@@ -14,6 +14,8 @@ from typing import NamedTuple
 from policies.affinity import chance_of_return
 from policies.params import Params
 
+_COUNTED_TURNS = 2  # a single call that was answered is no conversation yet
+
 
 @dataclass(slots=True)
 class Context:
@@ -42,6 +44,8 @@ class WorkingSet(NamedTuple):
         warm = wanted = tokens = 0.0
         for context in contexts:
             chance = 1.0
+            if not context.open and context.turns < _COUNTED_TURNS:
+                continue
             if not context.open:
                 idle_s = now - context.last_seen
                 chance = chance_of_return(context.turns, idle_s, gap_s, params.affinity)

@@ -15,6 +15,7 @@ from policies.working_set import Context, WorkingSet
 from proxy.contexts import Contexts, Services
 from proxy.mirror import SlotMirror, SlotState
 
+_KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 _LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
 
 
@@ -220,7 +221,10 @@ class Profile:
             kept_s = kept_for_s(self.gap_s, self.params.keep)
             for view in views:
                 view.kept = (
-                    view.idle and view.idle_s < kept_s and is_live(view, self.params.affinity)
+                    view.idle
+                    and view.idle_s < kept_s
+                    and view.turns >= _KEPT_TURNS
+                    and is_live(view, self.params.affinity)
                 )
         return views
 

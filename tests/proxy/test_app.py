@@ -318,7 +318,7 @@ def test_the_status_page_holds_no_word_of_a_prompt(stub: StubServer) -> None:
             assert "xylophone" not in status.text
             told = status.json()
             assert told["engines"]["e0"]["pins"] is True
-            assert told["tokens"]["prompts"]["entries"] > 0
+            assert told["tokens"]["prompts"]["max_bytes"] > 0
 
     asyncio.run(run())
 

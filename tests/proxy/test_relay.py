@@ -191,6 +191,7 @@ def test_comments_come_from_arrival_until_the_first_byte(stub: StubServer) -> No
             await wait_until_async(lambda: p.journal.actions(Dispatch))
             response = await p.client.post(CHAT, json=chat("b " * 1500, stream=True))
             lines = [line for line in response.text.splitlines() if line.startswith(":")]
+            lines = [line for line in lines if line != ": waiting: tokenizing"]  # a busy machine
             assert lines[0] == ": waiting: max_running, 0 before you"
             assert len([line for line in lines if "max_running" in line]) >= 3
             (decided,) = [line for line in lines if line.startswith(": slotwise ")]
@@ -420,7 +421,7 @@ def test_an_error_after_our_head_is_one_framed_event_and_no_end_marker(stub: Stu
             assert response.status_code == 200
             (data,) = [ln for ln in response.text.splitlines() if ln.startswith("data:")]
             assert told(data)["error"]["message"] == "as told"
-            assert response.text.startswith(": prefill 0/")
+            assert "\n: prefill 0/" in "\n" + response.text.partition("data:")[0]
             assert "[DONE]" not in response.text
             assert response.text.endswith("\n\n")
 

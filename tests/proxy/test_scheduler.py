@@ -794,3 +794,13 @@ def test_older_conversations_go_before_younger_ones() -> None:
     s.handle(in_session("young2", "young", ("young", 50), ("y", 3000), ("2", 9)), 7)
     s.handle(in_session("old2", "old", ("old", 50), ("o", 3000), ("2", 9)), 8)
     assert [id for id, _, _ in dispatches(s.handle(finished("run"), 9))] == ["old2"]
+
+
+def test_one_shot_calls_of_many_sessions_still_share_their_preamble() -> None:
+    """Each is the first call of a session of its own; none is kept from the next."""
+    s = scheduler(slots=4)
+    taken = []
+    for k in range(12):
+        call = in_session(f"c{k}", f"s{k}", ("preamble", 5000), (f"c{k}", 800), turns=1)
+        taken.append(serve(s, call, k * 3.0))
+    assert taken == [3] * 12
