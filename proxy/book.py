@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies import continuation, order
+from policies import continuation
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s, learned_gap_s
 from policies.cost import prefill_s, run_s
@@ -81,8 +81,6 @@ class Waiter:
     reason: Reason = Reason.NONE
     why: str = ""
     recheck: float | None = None  # s
-    waited_for_home: bool = False
-    place: order.Class = order.Class.NEWCOMER
 
     def compare(self, mirrors: list[SlotMirror], epoch: int, params: Params) -> None:
         """Bring the matches up to date: only slots whose view changed are compared again.
@@ -114,7 +112,6 @@ class Waiter:
 
     def hold(self, verdict: Hold, now: float) -> None:
         self.reason, self.why = verdict.reason, verdict.why
-        self.waited_for_home |= verdict.reason is Reason.HOME_BUSY
         self.recheck = None
         if verdict.recheck_s is not None:
             self.recheck = now + max(_LEAST_RECHECK_S, verdict.recheck_s)
@@ -193,6 +190,14 @@ class Profile:
         waiter = Waiter(view, now + limit_s, context)
         waiter.restart(self.mirrors)
         self.waiters[request.id] = waiter
+
+    def drop_waiter(self, id: str, now: float) -> bool:
+        """A request leaves the queue unplaced. False: it does not wait (any more)."""
+        waiter = self.waiters.pop(id, None)
+        if waiter is None:
+            return False
+        self.contexts.ended(waiter.view.request, now)
+        return True
 
     def reading(self, now: float) -> list[Running]:
         """The running requests whose prompts are being read."""

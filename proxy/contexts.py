@@ -83,7 +83,3 @@ class Services:
         self._served.move_to_end(key)
         if len(self._served) > _MOST_KEYS:
             self._served.popitem(last=False)
-
-    def shares(self, now: float) -> list[float]:
-        """What every key that was served lately got."""
-        return [self.of(key, now) for key in self._served]

@@ -76,7 +76,7 @@ class Scheduler:
             case RequestArrived():
                 return self._arrived(event, now, out)
             case RequestCancelled():
-                return self._cancelled(event, now)
+                return [p for p in self._profiles.values() if p.drop_waiter(event.id, now)]
             case RequestFinished():
                 return self._finished(event, now, out)
             case RequestFailed():
@@ -105,14 +105,6 @@ class Scheduler:
             return []
         profile.add_waiter(request, now)
         return [profile]
-
-    def _cancelled(self, event: RequestCancelled, now: float) -> list[Profile]:
-        for profile in self._profiles.values():
-            waiter = profile.waiters.pop(event.id, None)
-            if waiter is not None:
-                profile.contexts.ended(waiter.view.request, now)
-                return [profile]
-        return []
 
     def _ready(self, event: EngineReady) -> list[Profile]:
         profile = self._profiles[event.profile]
@@ -281,7 +273,6 @@ class Scheduler:
                 view.request, slots, view.matches, profile.params
             )
             rank = order.rank(view, is_guest, now - view.arrived, profile.params)
-            waiter.place = rank.place
             ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])
         return [waiter for _, waiter in ranked]
@@ -341,8 +332,7 @@ class Scheduler:
         self, profile: Profile, waiter: Waiter, verdict: Reject, now: float, out: list[Action]
     ) -> None:
         request = waiter.view.request
-        del profile.waiters[request.id]
-        profile.contexts.ended(request, now)
+        profile.drop_waiter(request.id, now)
         out.append(
             Refuse(
                 request.id,
@@ -359,8 +349,7 @@ class Scheduler:
     def _expire(self, profile: Profile, now: float, out: list[Action]) -> None:
         for waiter in [w for w in profile.waiters.values() if now >= w.deadline]:
             request = waiter.view.request
-            del profile.waiters[request.id]
-            profile.contexts.ended(request, now)
+            profile.drop_waiter(request.id, now)
             waited_s = now - waiter.view.arrived
             out.append(
                 Refuse(
