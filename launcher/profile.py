@@ -15,7 +15,7 @@ from typing import Any
 from launcher.checks import ServerChecks, padded
 from launcher.faults import validated
 from launcher.paths import located
-from launcher.settings import AttachedServer, LaunchedServer, ProfileFile
+from launcher.settings import AttachedServer, LaunchedServer, MemorySection, ProfileFile
 from launcher.yaml_file import YamlError, read_mapping
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -45,6 +45,7 @@ class Profile:
     mmproj: Path | None = None
     draft_model: Path | None = None
     tokenizer: Path | None = None
+    memory: MemorySection = field(default_factory=MemorySection)
     api_keys: Mapping[str, str] = field(default_factory=dict)
     engine_key: str = field(default="", repr=False)
     notes: tuple[str, ...] = ()
@@ -131,9 +132,7 @@ def _load(
     for name, check in section_checks.items():
         if isinstance(data.get(name), dict):
             faults.extend(check(data[name]))
-    memory = data.get("memory")
-    if isinstance(memory, dict):
-        faults.extend(f"memory.{key}: unknown key, expected none" for key in memory)
+    memory = _memory(data.get("memory", {}), path.parent, faults)
     tokenizer = data.get("tokenizer")
     if isinstance(tokenizer, str) and not located(tokenizer, path.parent).is_file():
         faults.append(
@@ -141,7 +140,7 @@ def _load(
         )
     keys_file = data.get("api_keys_file")
     keys = _api_keys(located(keys_file, path.parent), faults) if isinstance(keys_file, str) else {}
-    if faults or top is None or server is None:
+    if faults or top is None or server is None or memory is None:
         return None
     return Profile(
         top.name,
@@ -152,11 +151,40 @@ def _load(
         model=checks.model,
         mmproj=checks.files.get("mmproj"),
         draft_model=checks.files.get("draft_model"),
+        memory=memory,
         api_keys=keys,
         engine_key=checks.engine_key,
         tokenizer=located(top.tokenizer, path.parent) if top.tokenizer else None,
         notes=tuple(checks.notes),
     )
+
+
+def _memory(section: object, directory: Path, faults: list[str]) -> MemorySection | None:
+    """The section with its paths made absolute; None, with the faults, where it does not fit."""
+    if not isinstance(section, dict):
+        return None  # told as a fault of the file's top level
+    memory = validated(MemorySection, section, "memory", faults)
+    if memory is None:
+        return None
+    if memory.floor_gib is not None and (memory.hard_floor_gib or 0) > memory.floor_gib:
+        faults.append(
+            f"memory.hard_floor_gib: expected at most floor_gib, {memory.floor_gib:g}, "
+            f"got {memory.hard_floor_gib:g}"
+        )
+    if memory.stale_s < 2 * memory.sample_s:
+        faults.append(
+            f"memory.stale_s: expected at least twice sample_s, {2 * memory.sample_s:g}, "
+            f"got {memory.stale_s:g}"
+        )
+    places = {"meminfo": str(located(memory.meminfo, directory))}
+    if memory.cgroup not in ("auto", "off"):
+        places["cgroup"] = str(located(memory.cgroup, directory))
+    if "meminfo" in section and not Path(places["meminfo"]).is_file():
+        faults.append(
+            f"memory.meminfo: expected the path of a file like /proc/meminfo, "
+            f"got {memory.meminfo!r}: no such file"
+        )
+    return memory.model_copy(update=places)
 
 
 def _api_keys(path: Path, faults: list[str]) -> dict[str, str]:

@@ -15,6 +15,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
 NAME_RULE = "a name of 1 to 100 letters, digits and . _ : - that begins with a letter or digit"
 MAX_SLOTS = 256  # llama.cpp's highest number of sequences
 MIN_WINDOW = 256  # llama.cpp pads the window of a slot to this
+GIB = 2**30
+FLOOR_MOST_GIB, FLOOR_SHARE = 15, 0.12  # of MemTotal
 CACHE_TYPES = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
@@ -103,6 +105,45 @@ class AttachedServer(_Section):
         min_length=1,
         description="the path of a file that holds the server's API key",
     )
+
+
+Gib = Annotated[float, Field(gt=0, le=65536, allow_inf_nan=False)]
+
+
+class MemorySection(_Section):
+    """By which figures the machine's memory is planned and watched; one machine, one set of them.
+
+    None: ``floor_gib`` is the smaller of 15 GiB and 12 % of MemTotal, ``hard_floor_gib`` two
+    thirds of the floor, ``peak_gib`` what the plan says.
+    """
+
+    enabled: bool = Field(default=True, description="true or false")
+    meminfo: str = Field(
+        default="/proc/meminfo", min_length=1, description="the path of a file like /proc/meminfo"
+    )
+    cgroup: str = Field(
+        default="auto", min_length=1, description="auto, off, or the path of a cgroup's directory"
+    )
+    floor_gib: Gib | None = Field(default=None, description="GiB, above 0")
+    hard_floor_gib: Gib | None = Field(default=None, description="GiB, above 0")
+    margin_gib: float = Field(default=4, ge=0, le=65536, description="GiB, 0 or more")
+    peak_gib: Gib | None = Field(default=None, description="GiB, above 0")
+    sample_s: float = Field(default=0.5, ge=0.05, le=60, description="seconds, 0.05 to 60")
+    stale_s: float = Field(default=2, ge=0.1, le=600, description="seconds, 0.1 to 600")
+    hard_samples: Whole = Field(default=3, ge=1, le=1000, description="a number, 1 to 1000")
+
+    def floor_bytes(self, total_bytes: int) -> int:
+        """What stays free: below it nothing new is admitted. ``total_bytes``: MemTotal."""
+        if self.floor_gib is not None:
+            return round(self.floor_gib * GIB)
+        return min(FLOOR_MOST_GIB * GIB, round(FLOOR_SHARE * total_bytes))
+
+    def hard_floor_bytes(self, total_bytes: int) -> int:
+        """Below it something is taken back, and in the end an engine stopped."""
+        floor = self.floor_bytes(total_bytes)
+        if self.hard_floor_gib is not None:
+            return min(floor, round(self.hard_floor_gib * GIB))
+        return floor * 2 // 3
 
 
 class ProfileFile(_Section):

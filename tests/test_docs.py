@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from launcher.settings import LaunchedServer
+from launcher.settings import LaunchedServer, MemorySection
 from policies.params import Params
 from proxy.metrics import Metrics
 from tests.support import ROOT
@@ -21,6 +21,14 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 def test_every_server_key_is_described() -> None:
     assert [row[0] for row in rows("profiles.md", "## server")] == list(LaunchedServer.model_fields)
+
+
+def test_every_memory_key_is_described_with_its_default() -> None:
+    def shown(value: object) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value or "-")
+
+    expected = {n: shown(f.default) for n, f in MemorySection.model_fields.items()}
+    assert {row[0]: row[1] for row in rows("profiles.md", "## memory")} == expected
 
 
 def test_every_knob_is_described_with_its_default() -> None:

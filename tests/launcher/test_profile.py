@@ -83,7 +83,7 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
             "unknown": 1,
         },
         "policy": {"bad": 1},
-        "memory": {"floor_gib": 8},
+        "memory": {"floor_gb": 8},
         "api_keys_file": "gone.yaml",
     }
     faults = [fault.removeprefix("p0.yaml: ") for fault in _faults(tmp_path, data)]
@@ -101,7 +101,7 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
         "server.env.LLAMA_ARG_X",
         "server.extra_args[0]",
         "policy.bad",
-        "memory.floor_gib",
+        "memory.floor_gb",
         "api_keys_file",
     ]
     assert faults[3] == "server.parallel: expected a number of slots, 1 to 256, got '4'"
@@ -297,3 +297,43 @@ def test_a_keys_file_may_lie_in_the_home_directory(
     assert _load(tmp_path, plain)[0].api_keys == {"alice": "a-long-secret"}
     plain["api_keys_file"] = "~nobody-here/keys.yaml"
     assert "cannot read the file" in _faults(tmp_path, plain)[0]
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"floor_gib": 0}, "memory.floor_gib: expected GiB, above 0, got 0"),
+        ({"floor_gib": float("inf")}, "memory.floor_gib: expected GiB, above 0, got inf"),
+        (
+            {"floor_gib": 8, "hard_floor_gib": 9},
+            "memory.hard_floor_gib: expected at most floor_gib, 8, got 9",
+        ),
+        ({"stale_s": 0.8}, "memory.stale_s: expected at least twice sample_s, 1, got 0.8"),
+        ({"meminfo": "gone"}, "memory.meminfo: expected the path of a file like /proc/meminfo"),
+        ([1], "memory: expected a section, got [1]"),
+    ],
+)
+def test_a_memory_section_that_does_not_fit_is_told(
+    tmp_path: Path, plain: dict[str, Any], section: Any, told: str
+) -> None:
+    (fault,) = _faults(tmp_path, plain | {"memory": section})
+    assert fault.startswith(f"p0.yaml: {told}")
+
+
+def test_the_floors_by_default_and_as_given(tmp_path: Path, plain: dict[str, Any]) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
+    given = {"meminfo": "meminfo", "floor_gib": 8}
+    other = plain | {"name": "two", "memory": given}
+    default, stated = (one.memory for one in _load(tmp_path, plain, other))
+    gib = 2**30
+    assert (default.meminfo, default.margin_gib) == ("/proc/meminfo", 4)
+    assert stated.meminfo == str(tmp_path / "meminfo")
+    assert (default.floor_bytes(128 * gib), default.hard_floor_bytes(128 * gib)) == (
+        15 * gib,
+        10 * gib,
+    )
+    assert default.floor_bytes(8 * gib) == round(0.96 * gib)  # a small machine keeps less
+    assert (stated.floor_bytes(8 * gib), stated.hard_floor_bytes(8 * gib)) == (
+        8 * gib,
+        8 * gib * 2 // 3,
+    )
