@@ -7,7 +7,6 @@ not place is a 501 that names what works.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from importlib import metadata
 from typing import Any
 
 import orjson
@@ -26,6 +25,7 @@ from proxy.errors import EngineUnreachableError, ProxyError, unreachable
 from proxy.gate import Gate
 from proxy.life import EngineLife
 from proxy.models_list import models_answer
+from proxy.overview import overview
 from proxy.prepare import Kind, choose_profile, parse
 from proxy.relay import Relay, Services, Settings
 from proxy.requests_pages import RequestsPages
@@ -178,27 +178,7 @@ class Pages:
 
     async def status(self, request: Request) -> Response:
         """All that is decided on, and no word of any prompt."""
-        driver = self._driver
-        snapshot = driver.scheduler.snapshot(driver.clock())
-        return _json(
-            {
-                "version": _version(),
-                "profiles": snapshot,
-                "engines": {
-                    life.name: {
-                        "profile": life.profile,
-                        "state": life.state,
-                        "text": life.text,
-                        "pins": life.probe.pins if life.probe else None,
-                        "windows": life.probe.windows if life.probe else None,
-                        "build": life.probe.props.get("build_info") if life.probe else None,
-                    }
-                    for life in driver.engines.values()
-                },
-                "history": driver.history.kept(),
-                "tokens": driver.tokenizer.snapshot(),
-            }
-        )
+        return _json(overview(self._driver))
 
 
 class PassOn:
@@ -270,10 +250,3 @@ async def _proxy_error(request: Request, error: Exception) -> Response:
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-def _version() -> str:
-    try:
-        return metadata.version("slotwise")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -194,3 +194,4 @@ class Waiting:
     ahead: int  # waiting requests that go first
     waited_s: float
     why: str
+    text: str = ""  # the reason in words, see words.py

@@ -34,6 +34,7 @@ from proxy.events import (
     RequestFinished,
     RequestProgressed,
 )
+from proxy.last_hour import LastHour, Sums
 from proxy.record import Displaced, Record
 
 DEFAULT_KEEP_BYTES = 64 * 2**20
@@ -61,6 +62,7 @@ class History:
         self._displaced: OrderedDict[str, Displaced] = OrderedDict()
         self._held_by: dict[SlotId, str] = {}  # whose prompt a slot last computed
         self._records: deque[Record] = deque(maxlen=_MOST_RECORDS)
+        self._hours = {name: LastHour() for name in params}
 
     # ------------------------------------------------------------ what happens
 
@@ -90,6 +92,7 @@ class History:
                 self._open.pop(action.id, None)
         if record is not None:
             self._records.append(record)
+            self._hours[record.profile].add(record)
         return record
 
     def note(self, id: str, **known: Any) -> None:
@@ -110,6 +113,14 @@ class History:
         """The newest ``last`` records, of one session or of all, oldest first."""
         found = [r for r in self._records if session is None or r.session == session]
         return found if last is None else found[max(0, len(found) - last) :]
+
+    def last_hour(self, profile: str, now: float) -> Sums:
+        """What became of the tokens of the requests that ended in the hour before ``now``."""
+        return self._hours[profile].sums(self.time_of_day(now))
+
+    def time_of_day(self, now: float) -> float:
+        """Seconds since the epoch."""
+        return now + self._offset_s
 
     def kept(self) -> dict[str, int]:
         """What is held in memory, for the status page."""

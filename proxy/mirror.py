@@ -34,6 +34,8 @@ class _Content:
     last_used: float = 0.0
     request: str | None = None  # whose prompt the view is
     session: str = ""
+    kind: str = ""
+    cached: int = 0  # tokens of the prompt that came from the cache, expected until reported
 
 
 @dataclass(slots=True)
@@ -57,24 +59,27 @@ class SlotMirror:
     def begin(self, request: Request, rule: Rule, match: Match, now: float) -> None:
         """The request is sent: its prompt replaces the view; what both share is still held."""
         old = self._before = self.content
+        held = min(match.lcp, old.held) if request.cache_prompt else 0
         self._replace(
             _Content(
                 view=request.tokens,
-                held=min(match.lcp, old.held) if request.cache_prompt else 0,
+                held=held,
                 guest=rule is Rule.GUEST or request.kind == SIDE_JOB,
                 turns=max(request.turns, old.turns + 1 if match.is_home else 1),
                 last_used=now,
                 request=request.id,
                 session=request.session,
+                kind=request.kind,
+                cached=held,
             )
         )
         self.request = request
         self._enter(SlotState.RUNNING, now)
 
-    def progressed(self, processed: int) -> None:
-        """The engine computed the prompt up to here."""
+    def progressed(self, processed: int, cached: int) -> None:
+        """The engine has the prompt up to here, the first ``cached`` tokens from its cache."""
         held = min(max(self.content.held, processed), len(self.content.view))
-        self._amend(held=held)
+        self._amend(held=held, cached=cached)
 
     def commit(self, prompt_tokens: int | None, completion: int | None, now: float) -> None:
         """The final event was read: prompt and answer are in the KV, but for the last token,
@@ -84,6 +89,10 @@ class SlotMirror:
             held = min(held, prompt_tokens)
         self._amend(held=held, tail=max(0, (completion or 0) - 1), last_used=now)
         self._end(SlotState.IDLE, now)
+
+    def reused(self, cached: int) -> None:
+        """So much of the prompt came from the cache, as the engine reports at its end."""
+        self._amend(cached=cached)
 
     def abort(self, generated: int, now: float) -> None:
         """The request ended in the middle. The engine keeps what it computed, and may go on for
@@ -131,6 +140,7 @@ class SlotMirror:
         held: int | None = None,
         tail: int | None = None,
         last_used: float | None = None,
+        cached: int | None = None,
     ) -> None:
         c = self.content
         self.content = replace(
@@ -138,6 +148,7 @@ class SlotMirror:
             held=c.held if held is None else held,
             tail=c.tail if tail is None else tail,
             last_used=c.last_used if last_used is None else last_used,
+            cached=c.cached if cached is None else cached,
         )
 
     def _enter(self, state: SlotState, now: float) -> None:

@@ -243,7 +243,7 @@ class Exchange:
         standing = self._driver.waiting_for(ticket.request.id)
         if standing is None:
             return "waiting"
-        return f"waiting: {standing.reason}, {standing.ahead} before you"
+        return f"waiting: {standing.reason}, {standing.ahead} before you ({standing.text})"
 
 
 def _client(headers: Mapping[str, str]) -> str | None:

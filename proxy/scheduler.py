@@ -20,6 +20,7 @@ from policies.decide import View, decide
 from policies.params import Params
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
+from proxy import words
 from proxy.book import Engine, Held, Profile, Running, Waiter
 from proxy.events import (
     Action,
@@ -130,7 +131,7 @@ class Scheduler:
             if running is None:
                 continue
             if running.mirror and self._current(running.engine):
-                running.mirror.progressed(event.processed)
+                running.mirror.progressed(event.processed, event.cached)
             if not running.read and event.processed >= len(running.request.tokens):
                 running.read = True
                 return [profile]
@@ -146,6 +147,8 @@ class Scheduler:
         mirror, engine = running.mirror, running.engine
         if mirror is None or not self._current(engine):
             return [profile]
+        if cached is not None:
+            mirror.reused(cached)
         mirror.commit(event.prompt_tokens, event.completion_tokens, now)
         if event.id_slot is not None and event.id_slot != mirror.id.id_slot:
             said = f"pinned to slot {mirror.id.id_slot}, the engine used slot {event.id_slot}"
@@ -247,7 +250,7 @@ class Scheduler:
         epoch = profile.epoch
         for waiter in profile.line:
             if profile.engines and len(profile.running) >= max_running:
-                waiter.hold(Hold(Reason.MAX_RUNNING, f"{max_running} requests run"), now)
+                waiter.hold(Hold(Reason.MAX_RUNNING, words.as_many_run(max_running)), now)
                 continue
             waiter.compare(profile.mirrors, epoch, profile.params)
             verdict = not_yet(profile, waiter, now) or self._verdict(profile, waiter, view, now)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from policies.types import SlotId
-from proxy.book import Profile, Waiter
+from proxy import words
+from proxy.book import Profile, Running, Waiter
 from proxy.events import Waiting
 from proxy.mirror import SlotMirror
 
@@ -56,7 +57,13 @@ def waiting(waiter: Waiter, ahead: int, now: float) -> Waiting:
         ahead=ahead,
         waited_s=now - waiter.view.arrived,
         why=waiter.why,
+        text=_in_words(waiter, now),
     )
+
+
+def _in_words(waiter: Waiter, now: float) -> str:
+    left_s = None if waiter.recheck is None else max(0.0, waiter.recheck - now)
+    return words.why_it_waits(waiter.reason, waiter.why, left_s)
 
 
 def profile_json(profile: Profile, now: float) -> dict[str, object]:
@@ -82,25 +89,55 @@ def _waiter_json(waiter: Waiter, ahead: int, now: float) -> dict[str, object]:
     request = waiter.view.request
     return {
         "id": request.id,
+        "session": request.session[: words.SESSION_CHARS],
+        "kind": request.kind,
         "key": request.key,
         "prompt_tokens": len(request.tokens),
         "ahead": ahead,
         "reason": waiter.reason.value,
         "why": waiter.why,
+        "text": _in_words(waiter, now),
         "waited_s": round(now - waiter.view.arrived, 3),
     }
 
 
 def _slot_json(profile: Profile, mirror: SlotMirror, now: float) -> dict[str, object]:
     running = profile.running.get(mirror.request.id) if mirror.request else None
+    content = mirror.content
     return {
         "id_slot": mirror.id.id_slot,
         "state": mirror.state.value,
+        "text": _does(mirror, running),
+        "since_s": round(now - mirror.since, 3),
         "window": mirror.window,
         "resident": mirror.resident,
-        "guest": mirror.content.guest,
-        "turns": mirror.content.turns,
-        "idle_s": round(now - mirror.content.last_used, 3) if mirror.content.view else None,
+        **_parts(mirror),
+        "session": content.session[: words.SESSION_CHARS],
+        "kind": content.kind,
+        "key": mirror.request.key if mirror.request else None,
+        "guest": content.guest,
+        "turns": content.turns,
+        "idle_s": round(now - content.last_used, 3) if content.view else None,
         "request": mirror.request.id if mirror.request else None,
         "rule": running.rule.value if running else None,
     }
+
+
+def _parts(mirror: SlotMirror) -> dict[str, int]:
+    """Tokens. ``cached`` and ``computed`` of the prompt add up to what is in the KV of it, with
+    ``answer`` to what is resident; ``prompt`` is the whole of it, read or not."""
+    content = mirror.content
+    cached = min(content.cached, content.held)
+    return {
+        "prompt": len(content.view),
+        "cached": cached,
+        "computed": content.held - cached,
+        "answer": content.tail,
+    }
+
+
+def _does(mirror: SlotMirror, running: Running | None) -> str:
+    # A whole (not streamed) request reports no progress: nobody knows how far it is.
+    read = running.read if running and running.request.stream else None
+    content = mirror.content
+    return words.what_a_slot_does(mirror.state.value, read, content.held, len(content.view))

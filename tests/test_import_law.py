@@ -21,7 +21,7 @@ PACKAGES = ("policies", "proxy", "launcher", "bench")
 PURE = (
     *("events", "mirror", "contexts", "book", "holds", "status", "scheduler", "sse", "sections"),
     *("shapes", "turns", "identity", "kinds", "normalize"),
-    *("computed", "account", "record", "history", "explain"),
+    *("computed", "account", "record", "history", "explain", "last_hour", "words"),
 )
 POLICIES = ("policies", "policies.*")
 PURE_FILES = tuple(f"proxy/{name}.py" for name in PURE)

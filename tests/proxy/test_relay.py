@@ -192,7 +192,8 @@ def test_comments_come_from_arrival_until_the_first_byte(stub: StubServer) -> No
             response = await p.client.post(CHAT, json=chat("b " * 1500, stream=True))
             lines = [line for line in response.text.splitlines() if line.startswith(":")]
             lines = [line for line in lines if line != ": waiting: tokenizing"]  # a busy machine
-            assert lines[0] == ": waiting: max_running, 0 before you"
+            said = "max_running, 0 before you (1 request runs, no more at once)"
+            assert lines[0] == f": waiting: {said}"
             assert len([line for line in lines if "max_running" in line]) >= 3
             (decided,) = [line for line in lines if line.startswith(": slotwise ")]
             assert re.fullmatch(

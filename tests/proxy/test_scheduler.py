@@ -631,6 +631,24 @@ def test_the_snapshot_is_plain_data_without_prompts() -> None:
     assert found["p"]["peak_running"] == 1
 
 
+def test_the_snapshot_says_what_each_slot_is_doing_and_what_it_holds() -> None:
+    def parts() -> list[object]:
+        slot = s.snapshot(5)["p"]["engines"]["e"]["slots"][0]  # type: ignore[index]
+        names = ("text", "since_s", "prompt", "cached", "computed", "answer", "resident")
+        return [slot[name] for name in names]
+
+    s = scheduler(slots=1)
+    assert parts() == ["empty", 5, 0, 0, 0, 0, 0]
+    long = arrived("a", text(("head", 3000)))
+    s.handle(long, 1)
+    s.handle(RequestProgressed("a", 2048, 500), 2)
+    assert parts() == ["reading 2,048 of 3,000", 4, 3000, 500, 1548, 0, 2048]
+    s.handle(RequestProgressed("a", 3000, 500), 3)
+    assert parts() == ["answering", 4, 3000, 500, 2500, 0, 3000]
+    s.handle(finished("a", 3000, 499, out=11), 4)
+    assert parts() == ["idle", 1, 3000, 499, 2501, 10, 3010]
+
+
 # ---------------------------------------------------------------- under load
 
 
