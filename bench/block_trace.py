@@ -1,7 +1,8 @@
 """Traces without text: prompts as chained block ids, and arrivals of which only lengths are known.
 
 ``claude_code.blocks.jsonl``: a line a call, with blocks of 64 tokens whose ids are local to the
-session. ``mooncake_*.jsonl``: a line a request, with blocks of 512 tokens whose ids are global.
+session. ``mooncake_*.jsonl``: a line a request, with blocks of 512 tokens whose ids are global; in
+the extended form a line also names its ``session_id`` and the client's ``delay`` before it (ms).
 ``azure*.csv``: TIMESTAMP, ContextTokens, GeneratedTokens.
 """
 
@@ -20,6 +21,7 @@ from bench.trace import TraceError
 
 CLAUDE_BLOCK_TOKENS = 64
 MOONCAKE_BLOCK_TOKENS = 512
+_LONGEST_LINE_BYTES = 1 << 20  # of which the kind of a file is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,30 @@ class BlockCall:
 
 
 def is_block_trace(path: Path) -> bool:
-    """Whether this file holds no text, by its name."""
-    name = path.name
-    return name.endswith((".blocks.jsonl", ".csv")) or name.startswith("mooncake_")
+    """Whether this file holds no text, by its name or its first line."""
+    return is_local(path) or path.name.endswith(".csv") or '"hash_ids"' in _first_line(path)
+
+
+def is_local(path: Path) -> bool:
+    """Whether a block's id means something in its own session only."""
+    return path.name.endswith(".blocks.jsonl")
+
+
+def knows_sessions(path: Path) -> bool:
+    """Whether the calls of a trace without text name their conversations."""
+    return is_local(path) or '"session_id"' in _first_line(path)
 
 
 def block_tokens(path: Path) -> int:
     """Tokens of one block."""
-    return CLAUDE_BLOCK_TOKENS if path.name.endswith(".blocks.jsonl") else MOONCAKE_BLOCK_TOKENS
+    return CLAUDE_BLOCK_TOKENS if is_local(path) else MOONCAKE_BLOCK_TOKENS
+
+
+def _first_line(path: Path) -> str:
+    if path.name.endswith(".csv"):
+        return ""
+    with path.open("rb") as lines:
+        return lines.readline(_LONGEST_LINE_BYTES).decode(errors="replace")
 
 
 def read_blocks(path: Path) -> Iterator[BlockCall]:
@@ -52,7 +70,7 @@ def read_blocks(path: Path) -> Iterator[BlockCall]:
     if path.name.endswith(".csv"):
         yield from _arrivals(path)
         return
-    one = _claude if path.name.endswith(".blocks.jsonl") else _mooncake
+    one = _claude if is_local(path) else _mooncake
     heads: dict[tuple[str, str], int] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -92,10 +110,10 @@ def _claude(record: dict[str, Any], _number: int, heads: dict[tuple[str, str], i
 
 def _mooncake(record: dict[str, Any], number: int, _heads: object) -> BlockCall:
     return BlockCall(
-        session=f"r{number}",
+        session=record.get("session_id", f"r{number}"),
         agent="main",
-        t=record["timestamp"] / 1000,
-        think_s=0.0,
+        t=record.get("timestamp", 0) / 1000,
+        think_s=max(0, record.get("delay", 0)) / 1000,
         prompt_tokens=record["input_length"],
         output_tokens=record["output_length"],
         blocks=record["hash_ids"],

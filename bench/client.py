@@ -1,11 +1,11 @@
-"""A streaming chat client that notes what each call cost, as the engine itself reports it."""
+"""A streaming client that notes what each call cost, as the engine itself reports it."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from policies.prefix import Tokens, pack
 
 # No byte for this long ends a call: a long prefill on a busy small machine is silent.
 TIMEOUT = httpx.Timeout(600, connect=10)
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _COMMENT = re.compile(r"(slot|rule)=(\S+)")
 
 
@@ -31,10 +32,13 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    told_cached: bool = False  # whether it says how much it reused
     ttft_s: float = 0.0  # to the first generated token
     total_s: float = 0.0
     slot: str | None = None
     rule: str | None = None  # slotwise's; a bare engine names none
+    prefill_s: float | None = None  # the engine's own clock, where it tells it
+    decode_s: float | None = None
     text: str = field(default="", repr=False)
 
 
@@ -57,11 +61,22 @@ def body(call: Call, max_tokens: int) -> dict[str, Any]:
 
 
 async def chat(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> Answer:
-    """Send one call and read its stream to the end; raises :class:`CallError`."""
+    """Send one chat and read its stream to the end; raises :class:`CallError`."""
+    return await send(client, url + CHAT, request)
+
+
+async def send(
+    client: httpx.AsyncClient,
+    address: str,
+    request: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Send one call that streams and read it to the end; raises :class:`CallError`."""
     answer = Answer()
     begun = time.perf_counter()
+    sent = client.stream("POST", address, content=orjson.dumps(request), headers=_typed(headers))
     try:
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=request) as response:
+        async with sent as response:
             if response.status_code != httpx.codes.OK:
                 shown = (await response.aread()).decode(errors="replace")
                 raise CallError(f"{response.status_code}: {shown[:300]}")
@@ -70,12 +85,16 @@ async def chat(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> 
             done = False
             async for line in response.aiter_lines():
                 done = _read(line, answer, begun) or done
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CallError(f"{type(error).__name__}: {error}") from error
     if not done or not answer.prompt_tokens:
         raise CallError("the stream ended without its end marker or without usage")
     answer.total_s = time.perf_counter() - begun
     return answer
+
+
+def _typed(headers: Mapping[str, str] | None) -> dict[str, str]:
+    return {"content-type": "application/json", **(headers or {})}
 
 
 def _read(line: str, answer: Answer, begun: float) -> bool:
@@ -87,20 +106,36 @@ def _read(line: str, answer: Answer, begun: float) -> bool:
         return False
     if line == "data: [DONE]":
         return True
-    event = orjson.loads(line[6:])
+    try:
+        _take(orjson.loads(line[6:]), answer, begun)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fault = f"{type(error).__name__} in {line[:200]!r}"
+        raise CallError(f"not an event of an OpenAI stream: {fault}") from None
+    return False
+
+
+def _take(event: dict[str, Any], answer: Answer, begun: float) -> None:
     if "error" in event:
         raise CallError(str(event["error"])[:300])
     for choice in event.get("choices", []):
-        delta = choice.get("delta", {})
+        delta = choice.get("delta") or {}
         said = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
+        said += choice.get("text") or ""
         if (said or delta.get("tool_calls")) and not answer.ttft_s:
             answer.ttft_s = time.perf_counter() - begun
         answer.text += said
     if usage := event.get("usage"):
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.completion_tokens = usage["completion_tokens"]
-        answer.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-    return False
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        answer.told_cached = cached is not None
+        answer.cached_tokens = cached or 0
+    timings = event.get("timings")
+    if timings:
+        if "cache_n" in timings:
+            answer.told_cached, answer.cached_tokens = True, timings["cache_n"]
+        answer.prefill_s = timings["prompt_ms"] / 1000
+        answer.decode_s = timings["predicted_ms"] / 1000
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -19,7 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.block_trace import CLAUDE_BLOCK_TOKENS, BlockCall, block_tokens, read_blocks
+from bench.block_trace import (
+    CLAUDE_BLOCK_TOKENS,
+    BlockCall,
+    block_tokens,
+    is_local,
+    read_blocks,
+)
 from bench.rows import Row
 from bench.trace import TraceError
 from policies.prefix import EMPTY, Tokens, lcp
@@ -98,6 +104,7 @@ class Recorded:
         if not by_session:
             raise TraceError(path, None, "holds no calls")
         self._calls = [calls[: shape.calls] for calls in by_session.values()]
+        self._local, self._size = is_local(path), block_tokens(path)
         self._shape = shape
         self._rows: dict[int, list[Row]] = {}
         self._fresh = _Fresh(_FIRST_FRESH)
@@ -109,7 +116,11 @@ class Recorded:
         """The requests of a session; numbers beyond the last are its twins, with other ids."""
         calls = self._calls[number % len(self)]
         if number not in self._rows:
-            self._rows[number] = _session(number, calls, self._shape, self._fresh)
+            if self._local:
+                self._rows[number] = _session(number, calls, self._shape, self._fresh)
+            else:
+                name = f"s{number}"
+                self._rows[number] = [self._global(name, k, c) for k, c in enumerate(calls)]
         return [
             Ask(
                 id=f"{row.session}.{k}",
@@ -120,6 +131,12 @@ class Recorded:
             )
             for k, (row, call) in enumerate(zip(self._rows[number], calls, strict=True))
         ]
+
+    def _global(self, name: str, k: int, call: BlockCall) -> Row:
+        """A call whose block ids mean the same in every session; its answer is nobody's."""
+        output = max(1, min(call.output_tokens, self._shape.most_output))
+        prompt, held = _global_prompt(call, self._size, output, self._fresh)
+        return Row(name, prompt, held, 0, k + 1, output)
 
 
 def closed_loop(recorded: Recorded, shape: Shape, seed: int) -> Workload:
@@ -155,12 +172,17 @@ def open_loop(path: Path, most: int, slower: float, shape: Shape) -> Workload:
     asks: list[Ask] = []
     for call in islice(read_blocks(path), most):
         output = max(1, min(call.output_tokens, shape.most_output))
-        packed = _ids(call.blocks, size)[: _ID_BYTES * call.prompt_tokens]
-        prompt = Tokens(packed + fresh.ids(call.prompt_tokens - len(packed) // _ID_BYTES))
-        held = prompt.grown(len(prompt), fresh.ids(output - 1))
+        prompt, held = _global_prompt(call, size, output, fresh)
         row = Row(call.session, prompt, held, 0, 1, output)
         asks.append(Ask(f"q{len(asks)}", row, output, call.t * slower, call.session))
     return Workload([[ask] for ask in asks], open_loop=True)
+
+
+def _global_prompt(call: BlockCall, size: int, output: int, fresh: _Fresh) -> tuple[Tokens, Tokens]:
+    """The prompt of a call, and what a slot holds after it."""
+    packed = _ids(call.blocks, size)[: _ID_BYTES * call.prompt_tokens]
+    prompt = Tokens(packed + fresh.ids(call.prompt_tokens - len(packed) // _ID_BYTES))
+    return prompt, prompt.grown(len(prompt), fresh.ids(output - 1))
 
 
 # ---------------------------------------------------------------- sessions

@@ -1,6 +1,6 @@
 """``slotwise simulate``: arms against each other on a recorded workload, in virtual time.
 
-    python -m bench.simulate claude_code.blocks --arms llama.cpp,slotwise --sessions 8 \\
+    slotwise simulate claude_code.blocks --arms llama.cpp,slotwise --sessions 8 \\
         --slots 4 --park 90k --cost evidence --seeds 10
 
 Figures are means over seeds; times are virtual. ``--grid 4/4/90k,8/4/90k`` runs several setups
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import arms, cost_model, sim_report, sim_workload, trace
-from bench.block_trace import is_block_trace
+from bench.block_trace import is_block_trace, knows_sessions
 from bench.cost_model import CostModel
 from bench.report import markdown_table
 from bench.sim_workload import Workload
@@ -47,9 +47,9 @@ class Setup:
 
 def add_parser(commands: Any) -> None:
     """Add the command to ``add_subparsers()`` of a command line."""
-    parser = commands.add_parser("simulate", help="compare schedules in virtual time")
+    parser = commands.add_parser("simulate", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     _arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -144,7 +144,7 @@ def _workloads(path: Path, setup: Setup, options: argparse.Namespace) -> Iterato
 
 def _is_open(path: Path, options: argparse.Namespace) -> bool:
     """Whether calls come at their recorded times; not every trace knows its sessions."""
-    return bool(options.open) or not path.name.endswith(".blocks.jsonl")
+    return bool(options.open) or not knows_sessions(path)
 
 
 def _seeds(path: Path, options: argparse.Namespace) -> int:

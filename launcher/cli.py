@@ -8,6 +8,7 @@ closed, and only then the engines are ended: llama-server waits for open connect
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -33,7 +34,7 @@ from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import EngineSpec, InUseError, Supervisor
 from policies import params
-from proxy import explain, kinds, normalize
+from proxy import explain, journal, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.encoders import Source
@@ -66,8 +67,11 @@ class RefusedError(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    given = command_line.parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words and words[0] in command_line.MEASURING:
+            return _measure(words)
+        given = command_line.parser().parse_args(words)
         if given.command == "explain":
             return ask_why.run(given)
         profiles = load_all(given.profiles, CHECKS)
@@ -91,6 +95,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAULT
 
 
+def _measure(words: list[str]) -> int:
+    """A command of the ``bench`` extra, which a server does without."""
+    parser = argparse.ArgumentParser(prog="slotwise")
+    commands = parser.add_subparsers(dest="command")
+    try:
+        if words[0] == "replay":
+            from bench import replay
+
+            replay.add_parser(commands)
+            return replay.run(parser.parse_args(words), journal.read)
+        from bench import simulate
+
+        simulate.add_parser(commands)
+        return simulate.run(parser.parse_args(words))
+    except ModuleNotFoundError as missing:
+        raise UsageError(
+            f"{words[0]} needs the package {missing.name}, which is not installed: "
+            "pip install 'slotwise[bench]'"
+        ) from None
+
+
 def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     logging.basicConfig(
         level=given.log_level.upper(),
@@ -104,7 +129,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     listening = _listen(given.host, given.port, bool(keys))
     state_dir = given.state_dir or command_line.default_state_dir()
     try:
-        journal = Journal(given.journal) if given.journal else None
+        written = Journal(given.journal) if given.journal else None
     except OSError as error:
         raise UsageError(f"--journal {given.journal}: {error.strerror}") from error
     try:
@@ -115,7 +140,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     kept = [explain.from_mapping(p.sections["explain"])[0].keep_mib for p in profiles]
     driver = Driver(
         [_served(profile) for profile in profiles],
-        journal=journal,
+        journal=written,
         ledger=ledger,
         keep_bytes=sum(kept) * 2**20,
     )

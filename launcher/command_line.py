@@ -20,6 +20,11 @@ EXIT_FAULT = 1
 EXIT_USAGE = 2
 LOG_LEVELS = ("debug", "info", "warning", "error")
 HIGHEST_PORT = 65535
+MEASURING = {
+    "replay": "send a recorded workload to a server and say what it cost",
+    "simulate": "compare schedules on a recorded workload, in virtual time",
+}
+"""Commands of the ``bench`` extra: they take arguments of their own."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_profiles(check)
     explain.add_parser(commands)
+    for name, what in MEASURING.items():
+        commands.add_parser(name, help=what, add_help=False)
     return top
 
 

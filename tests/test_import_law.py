@@ -43,7 +43,7 @@ MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers
 MEASURING |= {"matplotlib", "pydantic"}
 
 
-ASKING = ("causes", "client", "compare", "demo", "engines", "replay")
+ASKING = ("causes", "client", "compare", "demo", "engines", "replay", "sender")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,216 @@
+"""``slotwise replay``: a recorded workload sent to a running server, and what it cost.
+
+    slotwise replay tau_airline --url http://127.0.0.1:8000 --sessions 8
+
+The server is slotwise, a bare llama-server, or anything else that speaks OpenAI's API and says how
+much of a prompt it reused. TRACE is a recorded chat trace, a block trace or arrivals (prompts are
+made up with the recorded lengths and common beginnings), slotwise's own journal, or one of the
+made-up workloads ``titles`` and ``newsroom``. TTFT counts from when a call was due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import client, mooncake, replay_figures, scripts, sender, steps
+from bench.report import cell
+from bench.scripts import ORDERS, JournalReader, Wanted
+from bench.sender import How, Outcome, ReplayError
+from bench.steps import Chat, Script
+from policies.prefix import Tokens
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "SLOTWISE_API_KEY"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to ``add_subparsers()`` of a command line."""
+    parser = commands.add_parser("replay", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _arguments(parser)
+
+
+def run(options: argparse.Namespace, journal: JournalReader | None = None) -> int:
+    """The command; returns its exit status. ``journal`` reads slotwise's own journal."""
+    try:
+        script = _script(options, journal)
+        outcome = asyncio.run(_play(script, _how(options)))
+        _show(outcome)
+        if options.json is not None:
+            options.json.write_bytes(orjson.dumps(replay_figures.plain(outcome)))
+        if options.write is not None:
+            options.write.write_bytes(asyncio.run(_as_block_trace(outcome, options)))
+    except (ValueError, OSError, ReplayError, client.CallError) as error:
+        print(f"replay: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 1 if outcome.failures or outcome.cut_off else 0
+
+
+def _script(options: argparse.Namespace, journal: JournalReader | None) -> Script:
+    wanted = Wanted(
+        sessions=options.sessions,
+        order=options.order,
+        total=options.total,
+        calls=options.calls,
+        requests=options.requests,
+        most_output=options.max_output,
+        think_s=options.think,
+        most_think_s=options.max_think,
+        spread_s=options.spread,
+        stretch=options.stretch,
+        seed=options.seed,
+    )
+    script = scripts.read(options.trace, wanted, journal)
+    if options.max_prompt:
+        script, left_out = steps.fitting(script, options.max_prompt)
+        if left_out:
+            print(f"replay: {left_out} calls left out by --max-prompt", file=sys.stderr)
+    if not script.sessions:
+        raise ValueError(f"{options.trace}: no calls to send")
+    return script
+
+
+def _how(options: argparse.Namespace) -> How:
+    key = options.key or os.environ.get(KEY_VARIABLE)
+    fields: dict[str, Any] = {"model": options.model} if options.model else {}
+    if options.ignore_eos:
+        fields["ignore_eos"] = True
+    return How(
+        url=options.url.rstrip("/").removesuffix("/v1"),
+        think_scale=options.think_scale,
+        call_limit_s=options.call_limit,
+        limit_s=options.limit,
+        most_failures=options.max_failures,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        session_header=options.session_header,
+        fields=fields,
+        pin_slots=options.pin,
+    )
+
+
+async def _play(script: Script, how: How) -> Outcome:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("replay", total=len(script))
+        return await sender.send(script, how, lambda: progress.advance(task))
+
+
+def _show(outcome: Outcome) -> None:
+    told = replay_figures.row(outcome)
+    width = max(map(len, told))
+    for name, value in told.items():
+        print(f"{name:<{width}}  {cell(value)}")
+    for note in replay_figures.notes(outcome):
+        print(f"note: {note}")
+
+
+async def _as_block_trace(outcome: Outcome, options: argparse.Namespace) -> bytes:
+    """The replay as Mooncake's lines; chats are tokenized by the server they were sent to."""
+    how = _how(options)
+    entries: list[mooncake.Entry] = []
+    ended: dict[str, float] = {}
+    async with client.connection() as connection:
+        connection.headers.update(how.headers)
+        for sent in outcome.calls:
+            if sent.answer is None:
+                continue
+            name = sent.step.session
+            entries.append(
+                mooncake.Entry(
+                    session=name,
+                    started_s=sent.started_s,
+                    delay_s=max(0.0, sent.started_s - ended.get(name, sent.started_s)),
+                    prompt=await _tokens(connection, how.url, sent.step.prompt),
+                    output_tokens=sent.answer.completion_tokens,
+                )
+            )
+            ended[name] = sent.ended_s
+    return b"".join(
+        orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in mooncake.lines(entries)
+    )
+
+
+async def _tokens(
+    connection: httpx.AsyncClient, url: str, prompt: steps.Chat | steps.Ids
+) -> Tokens:
+    if isinstance(prompt, Chat):
+        return await client.tokens(connection, url, prompt.call)
+    return prompt.tokens
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="a file, a name in SLOTWISE_TRACES, titles or newsroom")
+    add("--url", default=DEFAULT_URL, help="where the server listens (%(default)s)")
+    add("--key", help=f"API key, where the server wants one (else from {KEY_VARIABLE})")
+    add("--model", help="name of the model, where the server wants one")
+    add("--sessions", type=_count, default=4, help="live at a time (%(default)s)")
+    orders = "; ".join(f"{name}: {what}" for name, what in ORDERS.items())
+    add("--order", choices=ORDERS, default="shuffled", help=f"{orders} (%(default)s)")
+    add("--seed", type=int, default=1, help="of order, pauses and guests (%(default)s)")
+    add("--total", type=_count, help="so many sessions in all (every recorded one)")
+    add("--calls", type=_count, default=40, help="of a session, the first so many (%(default)s)")
+    add("--requests", type=_count, default=1000, help="at recorded times, the first so many")
+    add("--think", type=_seconds, default=0.0, help="median of pauses not recorded, s (0)")
+    add("--think-scale", type=_seconds, default=1.0, help="all pauses times this (1)")
+    add("--max-think", type=_seconds, default=600.0, help="longest pause before it, s (600)")
+    add("--spread", type=_seconds, default=0.0, help="block traces: sessions start within, s (0)")
+    add("--stretch", type=_seconds, default=1.0, help="block traces: prompts times this (1)")
+    add("--max-prompt", type=_count, help="a session ends before a longer prompt (block traces)")
+    add("--max-output", type=_count, default=64, help="tokens of an answer (%(default)s)")
+    add("--ignore-eos", action="store_true", help="answers as long as asked for (llama.cpp)")
+    add("--session-header", metavar="NAME", help="send the session's name in this header")
+    add("--pin", type=_count, default=0, metavar="N", help="pin sessions to N slots (llama.cpp)")
+    add("--call-limit", type=_seconds, default=600.0, help="longest call, s (%(default)g)")
+    add("--limit", type=_seconds, default=3600.0, help="longest replay, s (%(default)g)")
+    add("--max-failures", type=_count, default=10, help="then it is given up (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write every call to FILE")
+    add("--write", type=Path, metavar="FILE", help="write the calls as a block trace, no text")
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text[:20]!r}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value <= 1e6:
+        return value
+    raise argparse.ArgumentTypeError(f"expected 0 to 1000000, got {text[:20]!r}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command by itself; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="replay", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    _arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
