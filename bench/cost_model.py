@@ -62,10 +62,14 @@ class CostModel(BaseModel):
         return s0 + (s1 - s0) * (sequences - n0) / (n1 - n0)
 
     def as_policy(self) -> Cost:
-        """The same as the scheduler's rules count it, for one sequence."""
+        """The same as the scheduler's rules count it."""
         p = self.prefill
         return Cost(
-            prefill_c_s=p.c_s, prefill_a_s=p.a_s, prefill_b_s=p.b_s, decode_s=self.step_s(1)
+            prefill_c_s=p.c_s,
+            prefill_a_s=p.a_s,
+            prefill_b_s=p.b_s,
+            decode_s=self.step_s(1),
+            decode_more_s=max(0.0, self.step_s(2) - self.step_s(1)),
         )
 
 

@@ -177,7 +177,9 @@ def _one_slot_changed(size: Size) -> float:
     def prepare() -> RequestFinished:
         while situation.waiting() <= size.waiting:
             situation.arrive(situation.prompt())
-        return RequestFinished(running.pop(0).id, size.tokens, size.tokens - 1, 100, None)
+        return RequestFinished(
+            running.pop(0).id, size.tokens, size.tokens - 1, 100, None, prefill_s=0.1, decode_s=4.0
+        )
 
     def work(event: RequestFinished) -> None:
         running.append(situation.turnover(event))

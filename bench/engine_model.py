@@ -49,6 +49,7 @@ class Job:
     slot: int = -1
     cached: int = 0
     begun: float = -1.0  # s, when it got its slot
+    copied_s: float = 0.0  # of its time: a state was saved and loaded first
     done: int = 0  # prompt tokens in the KV
     left: int = 0  # tokens still to generate
 
@@ -150,7 +151,9 @@ class EngineModel:
         index, save_first = chosen
         slot = self._slots[index]
         if save_first and self.setup.park_tokens:
+            copied_s = self.copy_s
             self._swap(slot, job.row.prompt)
+            job.copied_s = self.copy_s - copied_s
         prompt = job.row.prompt
         job.slot = index
         job.cached = job.done = min(lcp(slot.held, prompt), len(prompt) - 1)

@@ -219,7 +219,16 @@ class _Simulation:
             return
         served.finished = now
         n = len(job.row.prompt)
-        self._feed(RequestFinished(job.id, n, job.cached, job.output, job.slot), now)
+        told = RequestFinished(
+            job.id,
+            n,
+            job.cached,
+            job.output,
+            job.slot,
+            prefill_s=served.first - job.begun - job.copied_s,
+            decode_s=now - served.first,
+        )
+        self._feed(told, now)
         then = self._then.pop(job.id, None)
         if then is not None:
             then(now)

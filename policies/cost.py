@@ -14,9 +14,17 @@ def prefill_s(cost: Cost, n0: int, n1: int) -> float:
     )
 
 
-def run_s(cost: Cost, cached: int, n_prompt: int, max_tokens: int | None) -> float:
-    """Seconds a request runs, by its limit, or by the expected output where it names none."""
+def step_s(cost: Cost, sequences: float) -> float:
+    """Seconds until each of so many generating sequences has its next token."""
+    return cost.decode_s + cost.decode_more_s * max(0.0, sequences - 1)
+
+
+def run_s(
+    cost: Cost, cached: int, n_prompt: int, max_tokens: int | None, sequences: int = 1
+) -> float:
+    """Seconds a request runs beside others, by its limit, or by the expected output where it
+    names none."""
     limit = cost.expected_output
     if max_tokens is not None and max_tokens >= 0:
         limit = min(limit, max_tokens)
-    return prefill_s(cost, cached, n_prompt) + limit * cost.decode_s
+    return prefill_s(cost, cached, n_prompt) + limit * step_s(cost, sequences)

@@ -54,11 +54,13 @@ class View:
     at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
     largest: int = field(init=False)  # window, tokens
     alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
+    resting: list[int] = field(init=False)  # indices of the idle slots
 
     def __post_init__(self) -> None:
         windows = {s.window for s in self.slots}
         self.largest = max(windows, default=0)
         self.alike = [True] * len(self.slots) if len(windows) == 1 else None
+        self.resting = [i for i, s in enumerate(self.slots) if s.idle]
 
     def fits(self, request: Request) -> list[bool]:
         """Which slots are large enough for this request (it fits into the largest)."""
@@ -81,8 +83,7 @@ class _Case:
 
     def idle(self) -> list[int]:
         """Indices of the slots that are at rest and large enough."""
-        slots = self.view.slots
-        return [i for i in range(len(slots)) if self.fits[i] and slots[i].idle]
+        return [i for i in self.view.resting if self.fits[i]]
 
     def free(self) -> list[int]:
         """Those of them that are not kept for their owners, or not from this request."""
@@ -255,8 +256,7 @@ def _unprotected(case: _Case, idle: list[int]) -> list[int]:
 
 def _hold(case: _Case) -> Hold:
     """Rule 6: why no slot can take it now."""
-    slots = case.view.slots
-    if any(s.idle for s in slots):
+    if case.view.resting:
         n = len(case.waiting.request.tokens)
         return Hold(Reason.WINDOW, f"the idle slots' windows are too small for {n} tokens and room")
-    return Hold(Reason.SLOTS_BUSY, f"all {len(slots)} slots are at work")
+    return Hold(Reason.SLOTS_BUSY, f"all {len(case.view.slots)} slots are at work")

@@ -33,7 +33,10 @@ class Cost:
     prefill_a_s: float = _knob(1.05e-3, "s/token", 0, 1, "at the start: 950 tok/s")
     prefill_b_s: float = _knob(1.1e-7, "s/token^2", 0, 1e-3, "attention grows with depth")
     decode_s: float = _knob(0.042, "s/token", 0, 10, "23.8 tok/s at one slot")
+    decode_more_s: float = _knob(0.045, "s/token", 0, 10, "each further sequence adds")
     expected_output: int = _knob(512, "tokens", 1, 1_000_000, "where a request names no limit")
+    fit: bool = _switch("off: these values stay; on: they are the first, the engine tells more")
+    fit_requests: int = _knob(64, "requests", 2, 100_000, "what older ones told fades")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,62 +1,25 @@
-"""The scheduler's books: engines, who waits, who runs, per profile. State, no decisions."""
+"""The scheduler's books: who waits and who runs, per profile. State, no decisions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from policies import continuation
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s, learned_gap_s
-from policies.cost import prefill_s, run_s
+from policies.cost import run_s
 from policies.decide import View
-from policies.params import Cost, Params
-from policies.types import Hold, Match, Reason, Request, Rule, SlotView, WaitingView
+from policies.params import Params
+from policies.types import Hold, Match, Reason, Request, SlotView, WaitingView
 from policies.working_set import Context, WorkingSet
 from proxy.contexts import Contexts, Services
+from proxy.events import RequestFinished
+from proxy.learned_cost import LearnedCost
 from proxy.mirror import SlotMirror, SlotState
+from proxy.running import Engine, Running
 
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 _LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
-
-
-@dataclass(slots=True, eq=False)
-class Engine:
-    """One life of one llama-server process; a restart is another object."""
-
-    name: str
-    profile: str
-    mirrors: list[SlotMirror]
-    pool: int | None  # tokens of the unified KV pool; None: one stream per slot
-    pins: bool
-    unpinned: int = 0  # running requests whose slot the engine chose
-
-
-@dataclass(slots=True)
-class Running:
-    """A dispatched request, until its one end."""
-
-    request: Request
-    engine: Engine
-    mirror: SlotMirror | None  # None: unpinned
-    started: float  # s
-    expected: int  # tokens
-    rule: Rule
-    read: bool = False  # its prompt is in the KV
-
-    def is_reading(self, cost: Cost, now: float) -> bool:
-        """Whether the engine is at its prompt. A whole (not streamed) request does not report
-        it, so the cost model has to tell."""
-        if self.read:
-            return False
-        return self.request.stream or now < self.read_at(cost)
-
-    def read_at(self, cost: Cost) -> float:
-        """When its prompt should be read (s)."""
-        return self.started + prefill_s(cost, self.expected, len(self.request.tokens))
-
-    @property
-    def uncached(self) -> int:
-        return len(self.request.tokens) - self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +96,10 @@ class Profile:
     contexts: Contexts = field(init=False)
     services: Services = field(init=False)
     cap_stopped: bool = False  # new conversations wait
+    learned: LearnedCost = field(init=False)
 
     def __post_init__(self) -> None:
+        self.learned = LearnedCost(self.params.cost)
         self.gap_s = self.params.affinity.return_gap_s
         self.contexts = Contexts(self.params)
         self.services = Services(self.params)
@@ -199,6 +164,27 @@ class Profile:
         self.contexts.ended(waiter.view.request, now)
         return True
 
+    def begin(self, running: Running) -> None:
+        """A request is sent to its engine."""
+        self.learned.began(running, self.running.values())
+        self.running[running.request.id] = running
+        self.peak_running = max(self.peak_running, len(self.running))
+
+    def was_read(self, running: Running, now: float) -> None:
+        """A running request's prompt is in the KV."""
+        running.read = True
+        self.learned.read(running, self.running.values(), now)
+
+    def end(self, running: Running, told: RequestFinished | None, now: float) -> None:
+        """It ended; what the engine told of it makes the costs more exact."""
+        del self.running[running.request.id]
+        if running.mirror is None:
+            running.engine.unpinned -= 1
+        self.contexts.ended(running.request, now)
+        cost = self.learned.ended(running, told, now)
+        if cost is not None:
+            self.params = replace(self.params, cost=cost)
+
     def reading(self, now: float) -> list[Running]:
         """The running requests whose prompts are being read."""
         return [r for r in self.running.values() if r.is_reading(self.params.cost, now)]
@@ -254,7 +240,13 @@ class Profile:
     def _run_left_s(self, request: Request, now: float) -> float:
         """What is left of a running request, by the cost model and its limit."""
         running = self.running[request.id]
-        whole_s = run_s(self.params.cost, running.expected, len(request.tokens), request.max_tokens)
+        whole_s = run_s(
+            self.params.cost,
+            running.expected,
+            len(request.tokens),
+            request.max_tokens,
+            len(self.running),
+        )
         return max(0.0, whole_s - (now - running.started))
 
     def held_for(self, matches: list[Match], slot: int) -> Held:

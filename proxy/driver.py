@@ -65,10 +65,10 @@ class Driver:
         pace: Pace | None = None,
     ) -> None:
         self.profiles = {profile.name: profile for profile in profiles}
-        params = {p.name: p.params for p in profiles}
-        self.scheduler = Scheduler(params)
+        self.scheduler = Scheduler({p.name: p.params for p in profiles})
         self.metrics = Metrics(list(self.profiles))
-        self.history = History(params, keep_bytes, offset_s=time.time() - clock())
+        offset_s = time.time() - clock()
+        self.history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
         self.engines: dict[str, EngineLife] = {}
         self.models: dict[str, dict[str, Any]] = {}  # /v1/models of each profile, as last asked
         self.on_engine_hung: Callable[[str, str], None] | None = None

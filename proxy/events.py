@@ -74,6 +74,8 @@ class RequestFinished:
     cached_tokens: int | None
     completion_tokens: int | None
     id_slot: int | None  # the slot it says it used
+    prefill_s: float | None = None  # its own time of the prompt
+    decode_s: float | None = None  # and of the answer, from the first token to the last
 
 
 @dataclass(frozen=True, slots=True)

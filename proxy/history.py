@@ -11,11 +11,11 @@ used. Times are seconds on the caller's clock; ``offset_s`` turns them into the 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from policies.params import Params
+from policies.params import Cost
 from policies.prefix import lcp
 from policies.types import SlotId
 from proxy import account
@@ -47,14 +47,15 @@ class History:
 
     def __init__(
         self,
-        params: Mapping[str, Params],
+        cost_of: Callable[[str], Cost],
         keep_bytes: int = DEFAULT_KEEP_BYTES,
         *,
         offset_s: float = 0.0,
         most_blocks: int = DEFAULT_MOST,
     ) -> None:
-        """``keep_bytes`` bounds the prompts that are kept, ``offset_s`` is the time of day at 0."""
-        self._params = params
+        """``cost_of``: what work costs now, by the profile's name. ``keep_bytes`` bounds the
+        prompts that are kept, ``offset_s`` is the time of day at 0."""
+        self._cost_of = cost_of
         self._offset_s = offset_s
         self._open: dict[str, Account] = {}
         self._prompts = Prompts(keep_bytes)
@@ -159,7 +160,7 @@ class History:
         entry = self._ended(event.id)
         if entry is None:
             return None
-        cost = self._params[entry.request.profile].cost
+        cost = self._cost_of(entry.request.profile)
         record = account.finished(entry, event, cost, now + self._offset_s)
         self._computed(entry, len(entry.request.tokens), event.completion_tokens or 0)
         return replace(record, took_s=now - entry.arrived)

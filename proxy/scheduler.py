@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from policies import guest, order
 from policies.admission import pool_need
 from policies.decide import View, decide
-from policies.params import Params
+from policies.params import Cost, Params
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
 from proxy import words
-from proxy.book import Engine, Held, Profile, Running, Waiter
+from proxy.book import Held, Profile, Waiter
 from proxy.events import (
     Action,
     AskSlots,
@@ -45,6 +45,7 @@ from proxy.events import (
 )
 from proxy.holds import UNPINNED, not_cold, not_yet, unpinned_verdict
 from proxy.mirror import SlotMirror, SlotState
+from proxy.running import Engine, Running
 from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
 
 _RETRY_AFTER_FULL_S = 5
@@ -73,7 +74,7 @@ class Scheduler:
         """Change the state; returns the profiles in which somebody may go on now."""
         match event:
             case RequestProgressed():
-                return self._progressed(event)
+                return self._progressed(event, now)
             case RequestArrived():
                 return self._arrived(event, now, out)
             case RequestCancelled():
@@ -124,7 +125,7 @@ class Scheduler:
         profile.drop_engine(event.engine)
         return [profile]
 
-    def _progressed(self, event: RequestProgressed) -> list[Profile]:
+    def _progressed(self, event: RequestProgressed, now: float) -> list[Profile]:
         """Only the end of a prompt changes what others may do."""
         for profile in self._profiles.values():
             running = profile.running.get(event.id)
@@ -133,12 +134,12 @@ class Scheduler:
             if running.mirror and self._current(running.engine):
                 running.mirror.progressed(event.processed, event.cached)
             if not running.read and event.processed >= len(running.request.tokens):
-                running.read = True
+                profile.was_read(running, now)
                 return [profile]
         return []
 
     def _finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
-        profile, running = self._ended(event.id, now)
+        profile, running = self._ended(event, now)
         if profile is None or running is None:
             return []
         n, cached = len(running.request.tokens), event.cached_tokens
@@ -163,7 +164,7 @@ class Scheduler:
         return [profile]
 
     def _failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
-        profile, running = self._ended(event.id, now)
+        profile, running = self._ended(event, now)
         if profile is None or running is None:
             return []
         profile.services.add(running.request.key, 0, event.generated, now)
@@ -211,13 +212,14 @@ class Scheduler:
     def _profile_of(self, engine: str) -> Profile | None:
         return next((p for p in self._profiles.values() if engine in p.engines), None)
 
-    def _ended(self, id: str, now: float) -> tuple[Profile | None, Running | None]:
+    def _ended(
+        self, event: RequestFinished | RequestFailed, now: float
+    ) -> tuple[Profile | None, Running | None]:
+        told = event if isinstance(event, RequestFinished) else None
         for profile in self._profiles.values():
-            running = profile.running.pop(id, None)
+            running = profile.running.get(event.id)
             if running is not None:
-                if running.mirror is None:
-                    running.engine.unpinned -= 1
-                profile.contexts.ended(running.request, now)
+                profile.end(running, told, now)
                 return profile, running
         return None, None
 
@@ -310,10 +312,9 @@ class Scheduler:
                 profile.saw_gap(waiter.view.arrived - mirror.content.last_used)
             held = profile.held_for(waiter.view.matches, place.slot)
             mirror.begin(request, place.rule, match, now)
-        profile.running[request.id] = Running(
-            request, engine, mirror, now, place.expected_cached, place.rule
+        profile.begin(
+            Running(request, engine, mirror, now, place.expected_cached, place.rule, place.why)
         )
-        profile.peak_running = max(profile.peak_running, len(profile.running))
         out.append(
             Dispatch(
                 id=request.id,
@@ -395,6 +396,10 @@ class Scheduler:
     def slots(self) -> list[SlotStatus]:
         """Every slot of every engine that is ready."""
         return slot_statuses(self._profiles.values())
+
+    def cost(self, profile: str) -> Cost:
+        """What work costs on this profile's engine, as far as it has told by now."""
+        return self._profiles[profile].params.cost
 
     def largest_window(self, profile: str) -> int | None:
         """Tokens; None: no engine of this profile is ready."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from policies.types import SlotId
 from proxy import words
-from proxy.book import Profile, Running, Waiter
+from proxy.book import Profile, Waiter
 from proxy.events import Waiting
 from proxy.mirror import SlotMirror
+from proxy.running import Running
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,8 @@ class Ticket:
                 seen.cached_tokens,
                 seen.completion_tokens,
                 seen.id_slot,
+                seen.prefill_s,
+                seen.decode_s,
             )
         )
 

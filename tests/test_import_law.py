@@ -19,7 +19,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
 PURE = (
-    *("events", "mirror", "contexts", "book", "holds", "status", "scheduler", "sse", "sections"),
+    *(
+        "events",
+        "mirror",
+        "contexts",
+        "running",
+        "learned_cost",
+        "book",
+        "holds",
+        "status",
+        "scheduler",
+        "sse",
+        "sections",
+    ),
     *("shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain", "last_hour", "words"),
 )

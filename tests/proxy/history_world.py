@@ -45,7 +45,7 @@ class World:
     def __init__(self, slots: int = 2, keep_bytes: int = DEFAULT_KEEP_BYTES, **policy: Any) -> None:
         knobs = params(**{**_AT_ONCE, **policy})
         self.scheduler = Scheduler({"p": knobs})
-        self.history = History({"p": knobs}, keep_bytes, offset_s=OFFSET_S, most_blocks=4096)
+        self.history = History(self.scheduler.cost, keep_bytes, offset_s=OFFSET_S, most_blocks=4096)
         self.now = 0.0
         self.slots = slots
         self.requests: dict[str, Request] = {}  # that have not ended

@@ -19,7 +19,7 @@ from proxy.events import (
 )
 from proxy.history import History
 from tests.proxy.history_world import OFFSET_S, Part, World, by_cause, ids
-from tests.proxy.script import params
+from tests.proxy.script import PLAIN_COST
 
 TOOLS = ("tools", ids("tools", 200))
 SYSTEM = ("system", ids("system", 100))
@@ -315,7 +315,7 @@ def test_a_prompt_larger_than_the_room_is_not_kept() -> None:
 
 
 def test_ten_thousand_requests_leave_bounded_tables() -> None:
-    history = History({"p": params()}, most_blocks=100)
+    history = History(lambda profile: PLAIN_COST, most_blocks=100)
     world = World(slots=2)
     world.history = history
     for k in range(10_000):

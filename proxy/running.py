@@ -1,0 +1,60 @@
+"""What runs: engines, and the requests that were sent to them until their one end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.cost import prefill_s
+from policies.params import Cost
+from policies.types import Request, Rule
+from proxy.mirror import SlotMirror
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One life of one llama-server process; a restart is another object."""
+
+    name: str
+    profile: str
+    mirrors: list[SlotMirror]
+    pool: int | None  # tokens of the unified KV pool; None: one stream per slot
+    pins: bool
+    unpinned: int = 0  # running requests whose slot the engine chose
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A dispatched request, until its one end."""
+
+    request: Request
+    engine: Engine
+    mirror: SlotMirror | None  # None: unpinned
+    started: float  # s
+    expected: int  # tokens
+    rule: Rule
+    why: str = ""  # the numbers it was placed on
+    read: bool = False  # its prompt is in the KV
+    # What its times can be taken for, see :mod:`proxy.learned_cost`.
+    alone: bool = True  # no other prompt was read beside its own
+    generating: float = 0.0  # since when, as far as that is reported (s)
+    beside: float = 0.0  # integral over time of the number of requests that ran, until then
+    stalled_s: float = 0.0  # since then other prompts were read for so long
+
+    def is_reading(self, cost: Cost, now: float) -> bool:
+        """Whether the engine is at its prompt. A whole (not streamed) request does not report
+        it, so the cost model has to tell."""
+        if self.read:
+            return False
+        return self.request.stream or now < self.read_at(cost)
+
+    def read_at(self, cost: Cost) -> float:
+        """When its prompt should be read (s)."""
+        return self.started + self.prefill_s(cost)
+
+    def prefill_s(self, cost: Cost) -> float:
+        """Seconds that its prompt takes by itself."""
+        return prefill_s(cost, self.expected, len(self.request.tokens))
+
+    @property
+    def uncached(self) -> int:
+        return len(self.request.tokens) - self.expected
