@@ -10,7 +10,7 @@ used. Times are seconds on the caller's clock; ``offset_s`` turns them into the 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -63,7 +63,7 @@ class History:
         self._displaced: OrderedDict[str, Displaced] = OrderedDict()
         self._held_by: dict[SlotId, str] = {}  # whose prompt a slot last computed
         self._records: deque[Record] = deque(maxlen=_MOST_RECORDS)
-        self._hours = {name: LastHour() for name in params}
+        self._hours: defaultdict[str, LastHour] = defaultdict(LastHour)  # by profile
 
     # ------------------------------------------------------------ what happens
 
