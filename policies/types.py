@@ -46,6 +46,7 @@ class Reason(StrEnum):
     BACKGROUND = "background"  # a side job, while somebody waits for a first token
     WINDOW = "window"  # only slots with too small a window are idle
     POOL = "pool"  # the unified KV pool has no room beside what runs
+    MEMORY = "memory"  # the machine's memory is almost full
 
 
 SIDE_JOB = "side"  # the kind of a request that comes between the turns of a conversation

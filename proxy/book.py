@@ -185,6 +185,10 @@ class Profile:
         if cost is not None:
             self.params = replace(self.params, cost=cost)
 
+    def waits_for_memory(self) -> bool:
+        """Whether a sample of the machine's memory may let somebody go on."""
+        return any(w.reason is Reason.MEMORY for w in self.waiters.values())
+
     def reading(self, now: float) -> list[Running]:
         """The running requests whose prompts are being read."""
         return [r for r in self.running.values() if r.is_reading(self.params.cost, now)]

@@ -5,9 +5,10 @@ Times are seconds on one monotonic clock that the caller owns; the scheduler nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from policies.admission import Growth
 from policies.types import Reason, Request, Rule, SlotId
 
 
@@ -22,6 +23,15 @@ class Failure(StrEnum):
     ENGINE_LOST = "engine_lost"  # the process is gone
 
 
+class Level(StrEnum):
+    """How memory is taken back, least first."""
+
+    CHECKPOINTS = "checkpoints"  # an idle slot is emptied, and its checkpoints with it
+    ROLE = "role"  # a small model is unloaded
+    RAM_CACHE = "ram_cache"  # an idle engine starts again with a smaller RAM cache
+    STOP = "stop"  # an engine is ended
+
+
 # ---------------------------------------------------------------- events
 
 
@@ -34,6 +44,7 @@ class EngineReady:
     windows: tuple[int, ...]  # tokens, by id_slot
     pool: int | None  # tokens of the unified KV pool; None: one stream per slot
     pins: bool  # False: a probe showed that pins do not hold
+    growth: Growth = field(default_factory=Growth)  # what it can still take of the machine's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,43 @@ class SlotsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLoading:
+    """An engine's process was started: it takes its memory now."""
+
+    engine: str
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileUnloaded:
+    """Its engine was ended, or not started, for want of memory: nobody waits for it."""
+
+    profile: str
+    retry_after_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySampled:
+    """What the machine's memory was just now, in bytes."""
+
+    available_bytes: int | None  # None: it could not be read, which counts as no memory
+    total_bytes: int
+    loading_bytes: int = 0  # what engines that load are still to take
+    grown: tuple[tuple[str, int], ...] = ()  # engine -> what it took since it was ready
+    stalled: float = 0.0  # percent of the last 10 s in which all tasks stood still for memory
+    text: str = ""  # where it was not read: why
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimEnded:
+    """The one end of a Reclaim. ``failed``: why nothing was done; empty: it was done."""
+
+    level: Level
+    target: str
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A timer asked for by WakeAt fired."""
 
@@ -118,6 +166,10 @@ Event = (
     | RequestFinished
     | RequestFailed
     | SlotsReported
+    | EngineLoading
+    | ProfileUnloaded
+    | MemorySampled
+    | ReclaimEnded
     | Tick
 )
 
@@ -180,7 +232,33 @@ class Mismatch:
     what: str
 
 
-Action = Dispatch | Refuse | AskSlots | WakeAt | Mismatch
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Take memory back. It ends in exactly one ReclaimEnded."""
+
+    level: Level
+    target: str  # engine
+    slots: tuple[int, ...] = ()  # idle slots to be emptied, oldest first; none: the engine itself
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What a Reclaim gave back, by the first sample after its end: for series and journal."""
+
+    level: Level
+    target: str
+    result: str  # done | too_little | failed
+    before_bytes: int
+    after_bytes: int
+    why: str = ""
+
+    @property
+    def given_back_bytes(self) -> int:
+        return max(0, self.after_bytes - self.before_bytes)
+
+
+Action = Dispatch | Refuse | AskSlots | WakeAt | Mismatch | Reclaim | Reclaimed
 
 
 # ---------------------------------------------------------------- what can be asked

@@ -26,11 +26,16 @@ from proxy.events import (
     Action,
     AskSlots,
     Dispatch,
+    EngineLoading,
     EngineLost,
     EngineReady,
     Event,
     Failure,
+    MemorySampled,
     Mismatch,
+    ProfileUnloaded,
+    Reclaim,
+    ReclaimEnded,
     Refuse,
     RequestArrived,
     RequestCancelled,
@@ -44,6 +49,7 @@ from proxy.events import (
     WakeAt,
 )
 from proxy.holds import UNPINNED, not_cold, not_yet, unpinned_verdict
+from proxy.memory_gate import MemoryGate, MemoryRules, placing
 from proxy.mirror import SlotMirror, SlotState
 from proxy.running import Engine, Running
 from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
@@ -55,9 +61,13 @@ _RETRY_AFTER_TIMEOUT_S = 30
 class Scheduler:
     """The one owner of what waits, what runs and what every slot holds."""
 
-    def __init__(self, params: Mapping[str, Params]) -> None:
-        """``params``: the parameters of each profile that may be asked for, by its name."""
+    def __init__(self, params: Mapping[str, Params], memory: MemoryRules | None = None) -> None:
+        """``params``: the parameters of each profile that may be asked for, by its name.
+
+        ``memory``: how the machine's memory is watched; None: it is not.
+        """
         self._profiles = {name: Profile(name, p) for name, p in params.items()}
+        self.memory = MemoryGate(memory)
         self._wake: float | None = None
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -89,6 +99,18 @@ class Scheduler:
                 return self._ready(event)
             case EngineLost():
                 return self._lost(event)
+            case EngineLoading():
+                self.memory.loading[event.engine] = event.profile
+                self.memory.unloaded.pop(event.profile, None)
+                return []
+            case ProfileUnloaded():
+                return self._unloaded(event, now, out)
+            case MemorySampled():
+                out += self.memory.sampled(event, self._profiles, now)
+                self._emptying(out, now)
+                return [p for p in self._profiles.values() if p.waits_for_memory()]
+            case ReclaimEnded():
+                return self._taken_back(event, now, out)
             case Tick():
                 self._wake = None
                 return list(self._profiles.values())
@@ -105,6 +127,9 @@ class Scheduler:
             limit = f"{queue.max_waiting_per_key} requests of this client wait"
             out.append(_full(request, 429, "rate_limit_exceeded", limit))
             return []
+        if profile.name in self.memory.unloaded:
+            out.append(_not_loaded(request, self.memory.unloaded[profile.name], 0.0))
+            return []
         profile.add_waiter(request, now)
         return [profile]
 
@@ -116,6 +141,9 @@ class Scheduler:
         profile.add_engine(
             Engine(event.engine, event.profile, mirrors, pool=event.pool, pins=event.pins)
         )
+        self.memory.loading.pop(event.engine, None)
+        self.memory.unloaded.pop(event.profile, None)
+        self.memory.reserves.engine_ready(event.engine, event.profile, event.growth)
         return [profile]
 
     def _lost(self, event: EngineLost) -> list[Profile]:
@@ -123,10 +151,45 @@ class Scheduler:
         if profile is None:
             return []
         profile.drop_engine(event.engine)
+        self.memory.reserves.engine_lost(event.engine)
         return [profile]
+
+    def _unloaded(self, event: ProfileUnloaded, now: float, out: list[Action]) -> list[Profile]:
+        """Nobody waits for an engine that gave way: who does is told when to ask again."""
+        profile = self._profiles[event.profile]
+        self.memory.unloaded[event.profile] = event.retry_after_s
+        for engine in [e for e, p in self.memory.loading.items() if p == event.profile]:
+            del self.memory.loading[engine]
+        for waiter in list(profile.waiters.values()):
+            request = waiter.view.request
+            profile.drop_waiter(request.id, now)
+            waited_s = now - waiter.view.arrived
+            out.append(_not_loaded(request, event.retry_after_s, waited_s, waiter.reason))
+        profile.line = []
+        return []
+
+    def _emptying(self, out: list[Action], now: float) -> None:
+        """Slots that are about to be emptied hold nothing, and take nobody until they are."""
+        for reclaim in [a for a in out if isinstance(a, Reclaim)]:
+            engine = self._engine(reclaim.target)
+            if engine is None:
+                continue
+            for id_slot in reclaim.slots:
+                engine.mirrors[id_slot].suspect(now)
+                self.memory.reserves.emptied(SlotId(engine.name, id_slot))
+
+    def _taken_back(self, event: ReclaimEnded, now: float, out: list[Action]) -> list[Profile]:
+        reclaim = self.memory.reclaim_ended(event)
+        if reclaim is not None and reclaim.slots and self._engine(event.target):
+            out.append(AskSlots(event.target))  # its slots are idle again when that shows it
+        return []
+
+    def _engine(self, name: str) -> Engine | None:
+        return next((p.engines[name] for p in self._profiles.values() if name in p.engines), None)
 
     def _progressed(self, event: RequestProgressed, now: float) -> list[Profile]:
         """Only the end of a prompt changes what others may do."""
+        self.memory.reserves.progressed(event.id, event.processed)
         for profile in self._profiles.values():
             running = profile.running.get(event.id)
             if running is None:
@@ -140,6 +203,9 @@ class Scheduler:
 
     def _finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
         profile, running = self._ended(event, now)
+
+        self.memory.reserves.ended(event.id, answered=True)
+        profile, running = self._ended(event.id, now)
         if profile is None or running is None:
             return []
         n, cached = len(running.request.tokens), event.cached_tokens
@@ -165,6 +231,9 @@ class Scheduler:
 
     def _failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
         profile, running = self._ended(event, now)
+
+        self.memory.reserves.ended(event.id, answered=False)
+        profile, running = self._ended(event.id, now)
         if profile is None or running is None:
             return []
         profile.services.add(running.request.key, 0, event.generated, now)
@@ -191,6 +260,8 @@ class Scheduler:
         for report in event.slots:
             if 0 <= report.id_slot < len(engine.mirrors) and engine.pins:
                 mirror = engine.mirrors[report.id_slot]
+                if self.memory.is_emptying(mirror.id):
+                    continue
                 # A reply that was asked for earlier says nothing about what came since.
                 if mirror.state is not SlotState.RUNNING and event.asked_at > mirror.since:
                     self._reconcile(mirror, report, now, out)
@@ -258,6 +329,8 @@ class Scheduler:
             verdict = not_yet(profile, waiter, now) or self._verdict(profile, waiter, view, now)
             if isinstance(verdict, Place):
                 verdict = not_cold(profile, waiter, verdict, now)
+            if isinstance(verdict, Place):
+                verdict = self.memory.fits(profile, waiter, verdict, now)
             if isinstance(verdict, Hold):
                 waiter.hold(verdict, now)
             elif isinstance(verdict, Reject):
@@ -267,6 +340,8 @@ class Scheduler:
                 view, epoch = profile.view(now, working_set), profile.epoch
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
+        out += (asked := self.memory.ask(self._profiles, now))
+        self._emptying(asked, now)
 
     def _line_up(self, profile: Profile, slots: Sequence[SlotView], now: float) -> list[Waiter]:
         ranked = []
@@ -292,6 +367,7 @@ class Scheduler:
         self, profile: Profile, waiter: Waiter, place: Place, now: float, out: list[Action]
     ) -> None:
         request = waiter.view.request
+        self.memory.reserves.begin(placing(profile, waiter, place))
         del profile.waiters[request.id]
         waiter.context.started = True
         mirror: SlotMirror | None = None
@@ -355,11 +431,12 @@ class Scheduler:
             request = waiter.view.request
             profile.drop_waiter(request.id, now)
             waited_s = now - waiter.view.arrived
+            for_memory = waiter.reason is Reason.MEMORY
             out.append(
                 Refuse(
                     request.id,
                     503,
-                    "queue_timeout",
+                    "memory_wait_timeout" if for_memory else "queue_timeout",
                     f"no slot within {waited_s:.0f} s ({waiter.reason}: {waiter.why})",
                     retry_after_s=_RETRY_AFTER_TIMEOUT_S,
                     wait_reason=waiter.reason,
@@ -414,6 +491,16 @@ class Scheduler:
 def _full(request: Request, status: int, code: str, limit: str) -> Refuse:
     message = f"the queue is full: {limit}"
     return Refuse(request.id, status, code, message, retry_after_s=_RETRY_AFTER_FULL_S)
+
+
+def _not_loaded(
+    request: Request, retry_after_s: int, waited_s: float, reason: Reason = Reason.MEMORY
+) -> Refuse:
+    message = f"{request.profile} is not loaded: the machine's memory is almost full"
+    code = "unloaded_for_memory"
+    return Refuse(
+        request.id, 503, code, message, retry_after_s, wait_reason=reason, waited_s=waited_s
+    )
 
 
 def _make_room(

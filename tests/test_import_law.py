@@ -34,6 +34,7 @@ PURE = (
     ),
     *("shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain", "last_hour", "words"),
+    *("reserves", "reclaiming", "memory_gate"),
 )
 POLICIES = ("policies", "policies.*")
 PURE_FILES = tuple(f"proxy/{name}.py" for name in PURE)
