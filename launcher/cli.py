@@ -22,6 +22,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -34,6 +35,7 @@ from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import EngineSpec, InUseError, Supervisor
 from policies import params
+from policies.admission import Limits
 from proxy import explain, journal, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
@@ -41,6 +43,10 @@ from proxy.encoders import Source
 from proxy.fim import InfillFlags
 from proxy.journal import Journal
 from proxy.ledger import Ledger
+from proxy.meminfo import MemInfo
+from proxy.memory import MemoryWatch
+from proxy.memory_gate import MemoryRules
+from proxy.reclaiming import Member
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
@@ -141,6 +147,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     driver = Driver(
         [_served(profile) for profile in profiles],
         journal=written,
+        **_memory(profiles),
         ledger=ledger,
         keep_bytes=sum(kept) * 2**20,
     )
@@ -169,6 +176,8 @@ async def _serve_until_signal(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end, number)
+    driver.memory.pid_of = engines.pid
+    driver.memory.start()
     engines.start()
     try:
         await server.serve([listening])
@@ -255,6 +264,10 @@ class _Engines:
         else:
             self._supervisor.restart(engine, reason)
 
+    def pid(self, engine: str) -> int | None:
+        """Of the process of an engine that slotwise started."""
+        return self._supervisor.pid(engine)
+
     def on_starting(self, engine: str, text: str) -> None:
         log.info("%s: %s", engine, text)
         self._driver.engine_starting(engine, engine, text)
@@ -297,6 +310,26 @@ def _served(profile: Profile) -> ServedProfile:
         kv_unified=profile.server.kv_unified,
         windows=tuple(windows) if windows is not None else None,
     )
+
+
+def _memory(profiles: Sequence[Profile]) -> dict[str, Any]:
+    """How the driver watches the machine's memory: one machine, so by one profile's word."""
+    section = profiles[0].memory
+    if not section.enabled:
+        return {}
+    limits = Limits(
+        section.floor_gib,
+        section.hard_floor_gib,
+        section.margin_gib,
+        section.stale_s,
+        section.hard_samples,
+    )
+    members = tuple(Member(p.name) for p in profiles if isinstance(p.server, LaunchedServer))
+    meminfo = MemInfo(Path(section.meminfo), section.cgroup, stale_s=section.stale_s)
+    return {
+        "memory": MemoryRules(limits, members),
+        "watch": MemoryWatch(meminfo, section.sample_s),
+    }
 
 
 def _tokenizer_of(profile: Profile) -> Source:

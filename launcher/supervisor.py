@@ -86,6 +86,11 @@ class Supervisor:
         """State of an engine; raises KeyError."""
         return self._engines[name].life
 
+    def pid(self, name: str) -> int | None:
+        """The process of an engine; None: it has none."""
+        engine = self._engines.get(name)
+        return engine.child.pid if engine and engine.child is not None else None
+
     def restart(self, name: str, reason: str) -> None:
         """Ends an engine that hangs and starts it again; nothing while it is not ready."""
         engine = self._engines.get(name)

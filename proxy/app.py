@@ -173,6 +173,7 @@ class Pages:
         for profile, standing in driver.tokenizer.standings().items():
             encoding, rendering = (part.state == "local" for part in standing)
             driver.metrics.tokens_local(profile, encoding, rendering)
+        driver.memory.sync(driver.metrics.memory)
         body, content_type = driver.metrics.exposition()
         return Response(body, headers={"Content-Type": content_type})
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from policies.types import Request
 from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError
+from proxy.errors import EngineUnreachableError, ProxyError, refused
 from proxy.events import (
     Action,
     AskSlots,
     Dispatch,
+    EngineLoading,
     EngineLost,
     EngineReady,
     Event,
@@ -37,10 +38,13 @@ from proxy.journal import Journal
 from proxy.ledger import Ledger
 from proxy.life import EngineLife, look_at
 from proxy.life import ServedProfile as ServedProfile
+from proxy.memory import MemoryWatch
+from proxy.memory_desk import MemoryDesk
+from proxy.memory_gate import MemoryRules
 from proxy.metrics import Metrics
 from proxy.poller import Pace, SlotsPoller
 from proxy.probe import ProbeResult
-from proxy.scheduler import Scheduler
+from proxy.scheduler import Scheduler, not_loaded
 from proxy.ticket import Ticket
 from proxy.tokenize import Tokenizer
 
@@ -63,9 +67,14 @@ class Driver:
         keep_bytes: int = DEFAULT_KEEP_BYTES,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
+        memory: MemoryRules | None = None,
+        watch: MemoryWatch | None = None,
     ) -> None:
+        """``memory`` and ``watch``: how the machine's memory is watched; None: it is not."""
         self.profiles = {profile.name: profile for profile in profiles}
-        self.scheduler = Scheduler({p.name: p.params for p in profiles})
+        self.scheduler = Scheduler({p.name: p.params for p in profiles}, memory)
+        gate = self.scheduler.memory
+        self.memory = MemoryDesk(gate, watch, self.client, self.feed, clock)
         self.metrics = Metrics(list(self.profiles))
         offset_s = time.time() - clock()
         self.history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
@@ -110,6 +119,7 @@ class Driver:
             self._journal.write(now, event, actions)
         for action in actions:
             self._run(action)
+        self.memory.observe(event, actions)
 
     def _run(self, action: Action) -> None:
         match action:
@@ -193,12 +203,25 @@ class Driver:
                     life = self.ready_engine(profile)
                     if life is not None and life.client is not None:
                         return life.client
+                    if profile in self.memory.unloaded and not self.memory.wanted(profile):
+                        raise self._not_loaded(profile)
                     await self._changed.wait()
         except TimeoutError:
             raise ProxyError(
                 503, "engine_loading", self.not_ready_text(profile), retry_after_s=10
             ) from None
         raise ProxyError(503, "shutting_down", _SHUTTING_DOWN, retry_after_s=10)
+
+    def _not_loaded(self, profile: str) -> ProxyError:
+        """It gave way to others: to be said at once, since nobody knows for how long."""
+        self.metrics.memory.admission("unloaded")
+        retry_after_s = self.memory.unloaded[profile]
+        return refused(not_loaded(profile, "", retry_after_s))
+
+    def profile_unloaded(self, profile: str, retry_after_s: int) -> None:
+        """No engine of this profile runs, for want of memory: nobody waits for one."""
+        self.memory.unload(profile, retry_after_s)
+        self._wake_who_waits_for_engines()
 
     def not_ready_text(self, profile: str) -> str:
         lives = [e for e in self.engines.values() if e.profile == profile]
@@ -212,6 +235,9 @@ class Driver:
         self._count_restart(engine)
         life = self.engines.get(engine)
         if life is None or life.state not in ("probing", "up"):
+            if life is None or life.state != "starting":
+                self.memory.engine_loading(engine, profile)
+                self.feed(EngineLoading(engine, profile))
             self.engines[engine] = EngineLife(engine, profile, "starting", text)
             self.metrics.engine_state(engine, False)
 
@@ -253,7 +279,8 @@ class Driver:
         self.metrics.engine_build(str(result.props.get("build_info", "")))
         # Of a unified KV each slot's own window is the whole pool.
         pool = max(result.windows) if served.kv_unified else None
-        self.feed(EngineReady(engine, profile, windows, pool, result.pins))
+        growth = self.memory.engine_ready(engine, served.growth, served.peak_bytes)
+        self.feed(EngineReady(engine, profile, windows, pool, result.pins, growth))
         self._wake_who_waits_for_engines()
 
     def _count_restart(self, engine: str) -> None:
@@ -275,6 +302,7 @@ class Driver:
         was_up = life.state == "up"
         life.state, life.text = "down", text or reason
         self._lost_reason[engine] = reason
+        self.memory.engine_gone(engine)
         if life.poller is not None:
             life.poller.stop()
         if was_up:
@@ -314,6 +342,7 @@ class Driver:
             self._timer.cancel()
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_TIMEOUT_S)
+        await self.memory.close()
         await self.tokenizer.close()
         for file in (self._journal, self._ledger):
             if file is not None:

@@ -28,6 +28,9 @@ _TYPES = {
 }
 
 
+_FOR_MEMORY = ("memory_wait_timeout", "unloaded_for_memory")
+
+
 class ProxyError(Exception):
     """An answer of our own; ``extra`` joins the error object, ``headers`` the response."""
 
@@ -119,12 +122,14 @@ def internal_error() -> ProxyError:
 def refused(action: Refuse) -> ProxyError:
     """The scheduler's refusal as an answer."""
     extra = {"n_prompt_tokens": action.n_prompt_tokens, "n_ctx": action.n_ctx}
+    headers = {"X-Slotwise-Wait": "memory"} if action.code in _FOR_MEMORY else None
     return ProxyError(
         action.status,
         action.code,
         action.message,
         retry_after_s=action.retry_after_s,
         extra={name: value for name, value in extra.items() if value is not None},
+        headers=headers,
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 
 import orjson
 
+from policies.types import Reason
 from proxy.body import ClientGoneError
 from proxy.driver import Driver
 from proxy.engine import OFF_LOOP_BYTES, UpstreamStream
@@ -24,6 +25,7 @@ from proxy.ticket import Ticket
 _TAIL_S = 5.0  # after the end marker: for what the engine may still send
 _RETRY_AFTER_S = 5
 _COMPLETE = 200
+WAIT_HEADER = "X-Slotwise-Wait"  # what a request waited for, where that is worth a header
 _FAILED_INSIDE = 500  # counted for a stream in which the engine itself told of an error
 
 
@@ -209,6 +211,8 @@ class Forwarding:
             "X-Slotwise-Expected-Cached": str(dispatch.expected_cached),
             "X-Slotwise-Wait-Ms": str(round(dispatch.waited_s * 1000)),
         }
+        if dispatch.wait_reason is Reason.MEMORY:
+            headers[WAIT_HEADER] = dispatch.wait_reason.value
         cut = self._request.cut(dispatch.max_tokens)
         if cut is not None:
             headers["X-Slotwise-Max-Tokens"] = cut

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from policies.admission import Growth
 from policies.params import Params
 from proxy.encoders import Source
 from proxy.engine import EngineClient
@@ -34,6 +35,8 @@ class ServedProfile:
     tokenizer: Source = field(default_factory=Source)
     normalize: Normalize = field(default_factory=Normalize)
     kinds: Patterns = field(default_factory=Patterns)
+    growth: Growth = field(default_factory=Growth)  # what its engine may take after its load
+    peak_bytes: int | None = None  # what its engine takes at most, all in all
 
 
 @dataclass

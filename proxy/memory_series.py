@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from policies.types import Reason
 from proxy.events import Action, Dispatch, Level, Reclaimed, Refuse
-from proxy.memory import MemoryWatch
-from proxy.memory_gate import MemoryGate
 
 RESULTS = ("admitted", "waited", "timed_out", "unloaded")
 _RECLAIMS = ("done", "too_little", "failed")
@@ -21,7 +19,7 @@ ROLE_STATES = ("loaded", "loading", "unloaded", "off")
 class MemorySeries:
     """Fed from the actions that pass the driver, and from the gate at each exposition."""
 
-    def __init__(self, registry: CollectorRegistry, profiles: Sequence[str]) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         own: Any = {"namespace": "slotwise", "registry": registry}
         self._gauges = {
             name: Gauge(f"memory_{name}", text, **own)
@@ -49,7 +47,6 @@ class MemorySeries:
             **own,
         )
         self._roles = Gauge("role_state", "1: the small model is so.", ("role", "state"), **own)
-        self._profiles = tuple(profiles)
         self._start_at_zero()
 
     def _start_at_zero(self) -> None:
@@ -98,17 +95,3 @@ class MemorySeries:
         for role, now in roles.items():
             for state in ROLE_STATES:
                 self._roles.labels(role, state).set(int(state == now))
-
-
-def memory_json(gate: MemoryGate, watch: MemoryWatch | None, now: float) -> dict[str, object]:
-    """The ``memory`` object of ``/slotwise/status``; ``parts`` add up to what is used."""
-    figures = gate.snapshot(now)
-    if watch is None:
-        return {**figures, "parts": {}, "source": None, "problem": "memory is not watched"}
-    return {
-        **figures,
-        "parts": watch.parts(),
-        "engines": watch.engine_parts(),
-        "source": watch.meminfo.sources(),
-        "problem": watch.reading.problem or None,
-    }

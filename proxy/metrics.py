@@ -34,6 +34,7 @@ from proxy.events import (
     SlotsReported,
     Waiting,
 )
+from proxy.memory_series import MemorySeries
 from proxy.normalize import PARTS
 from proxy.record import Record
 from proxy.series import Series
@@ -44,7 +45,16 @@ _SOURCES = ("cached", "evaluated", "unknown")
 _PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
 _PLACED_CODES = (200, 499)  # 499: the client left
 _NEVER_PLACED_CODES = (400, 429, 499, 503)
-_RESTART_REASONS = ("exited", "hung", "silent", "not_started", "not_ready", "refused", "other")
+_RESTART_REASONS = (
+    "exited",
+    "hung",
+    "silent",
+    "not_started",
+    "not_ready",
+    "refused",
+    "unloaded",
+    "other",
+)
 _UNKNOWN = "unknown"
 _MAX_BUILDS = 16  # an engine that is replaced all day long is not a new series each time
 
@@ -65,6 +75,7 @@ class Metrics:
         """``profiles``: the configured names; their series are there from the start, at 0."""
         self._registry = CollectorRegistry()
         self._series = Series(self._registry)
+        self.memory = MemorySeries(self._registry)
         self._profiles = tuple(profiles)
         self._requests: dict[str, _Request] = {}
         self._windows: dict[str, int] = {}  # slots of each engine
@@ -74,7 +85,7 @@ class Metrics:
 
     # ------------------------------------------------------------ what happened
 
-    def observe(self, event: Event, actions: Iterable[Action], now: float) -> None:
+    def observe(self, event: Event, actions: Sequence[Action], now: float) -> None:
         """Count one ``handle`` call of the scheduler: what came in, then what went out."""
         match event:
             case RequestArrived(request=request):
@@ -91,6 +102,7 @@ class Metrics:
                 self._engine_ready(event)
             case EngineLost(engine=engine):
                 self.engine_state(engine, up=False)
+        self.memory.observe(actions)
         for action in actions:
             self._act(event, action)
 

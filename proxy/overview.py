@@ -31,6 +31,7 @@ def overview(driver: Driver) -> dict[str, Any]:
         "profiles": profiles,
         "engines": {life.name: _engine(life) for life in driver.engines.values()},
         "requests": [_brief(r) for r in reversed(driver.history.records(last=LAST_REQUESTS))],
+        "memory": driver.memory.json(now),
         "history": driver.history.kept(),
         "tokens": driver.tokenizer.snapshot(),
     }

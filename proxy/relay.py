@@ -27,7 +27,7 @@ from proxy.errors import (
     internal_error,
     unreachable,
 )
-from proxy.forward import Forwarding
+from proxy.forward import WAIT_HEADER, Forwarding
 from proxy.gate import caller_of
 from proxy.identity import Session, SessionTable
 from proxy.kinds import kind_of
@@ -243,6 +243,10 @@ class Exchange:
         standing = self._driver.waiting_for(ticket.request.id)
         if standing is None:
             return "waiting"
+        if standing.reason is Reason.MEMORY:
+            if not self._reply.opened:
+                self._reply.headers[WAIT_HEADER] = standing.reason.value
+            return f"waiting: {standing.text}"
         return f"waiting: {standing.reason}, {standing.ahead} before you ({standing.text})"
 
 

@@ -128,7 +128,8 @@ class Scheduler:
             out.append(_full(request, 429, "rate_limit_exceeded", limit))
             return []
         if profile.name in self.memory.unloaded:
-            out.append(_not_loaded(request, self.memory.unloaded[profile.name], 0.0))
+            retry_after_s = self.memory.unloaded[profile.name]
+            out.append(not_loaded(profile.name, request.id, retry_after_s))
             return []
         profile.add_waiter(request, now)
         return [profile]
@@ -164,7 +165,9 @@ class Scheduler:
             request = waiter.view.request
             profile.drop_waiter(request.id, now)
             waited_s = now - waiter.view.arrived
-            out.append(_not_loaded(request, event.retry_after_s, waited_s, waiter.reason))
+            out.append(
+                not_loaded(profile.name, request.id, event.retry_after_s, waited_s, waiter.reason)
+            )
         profile.line = []
         return []
 
@@ -493,14 +496,17 @@ def _full(request: Request, status: int, code: str, limit: str) -> Refuse:
     return Refuse(request.id, status, code, message, retry_after_s=_RETRY_AFTER_FULL_S)
 
 
-def _not_loaded(
-    request: Request, retry_after_s: int, waited_s: float, reason: Reason = Reason.MEMORY
+def not_loaded(
+    profile: str,
+    id: str,
+    retry_after_s: int,
+    waited_s: float = 0.0,
+    reason: Reason = Reason.MEMORY,
 ) -> Refuse:
-    message = f"{request.profile} is not loaded: the machine's memory is almost full"
+    """A request for a profile whose engine gave way to others."""
+    message = f"{profile} is not loaded: the machine's memory is almost full"
     code = "unloaded_for_memory"
-    return Refuse(
-        request.id, 503, code, message, retry_after_s, wait_reason=reason, waited_s=waited_s
-    )
+    return Refuse(id, 503, code, message, retry_after_s, wait_reason=reason, waited_s=waited_s)
 
 
 def _make_room(

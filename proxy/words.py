@@ -24,6 +24,7 @@ _WAITS: dict[str, tuple[str | None, str]] = {
     Reason.BACKGROUND: ("a side job: others wait for a first token", "starts at the latest in"),
     Reason.WINDOW: (None, ""),
     Reason.POOL: (None, ""),
+    Reason.MEMORY: (None, ""),
 }
 
 _CAUSES = {

@@ -1,0 +1,116 @@
+"""Memory in the shell, all in one place: the watch, what is taken back, what gave way, the figures.
+
+The driver asks here what an engine may still take, and the launcher says here which engines gave
+way. Without a watch (an engine of a test, memory switched off) all of it is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from policies.admission import Growth
+from proxy.engine import EngineClient
+from proxy.events import Action, Event, MemorySampled, ProfileUnloaded, Reclaim, Reclaimed
+from proxy.memory import MemoryWatch
+from proxy.memory_gate import MemoryGate
+from proxy.memory_series import MemorySeries
+from proxy.reclaimer import Reclaimer, say
+
+
+class MemoryDesk:
+    """Of one driver. ``feed``: the driver's own."""
+
+    def __init__(
+        self,
+        gate: MemoryGate,
+        watch: MemoryWatch | None,
+        client: Callable[[str], EngineClient],
+        feed: Callable[[Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.watch = watch
+        self.reclaimer = Reclaimer(client, feed)
+        self.pid_of: Callable[[str], int | None] = lambda engine: None
+        self.size_known: Callable[[str, int], None] = lambda engine, n_bytes: None
+        self.roles: dict[str, str] = {}  # name of a small model -> its state
+        self.wanted: Callable[[str], bool] = lambda profile: False
+        self.sampled: Callable[[MemorySampled, bool], None] = lambda sample, reclaims: None
+        self.unloaded: dict[str, int] = {}  # profile -> when to ask again, s
+        self._gate = gate
+        self._feed = feed
+        self._clock = clock
+        self._started_at = clock()
+
+    def start(self) -> None:
+        """Begins to watch, in the running loop."""
+        if self.watch is not None:
+            self.watch.start(self._feed)
+
+    async def close(self) -> None:
+        """Ends the watch and what is under way. May be called twice."""
+        if self.watch is not None:
+            await self.watch.stop()
+        await self.reclaimer.close()
+
+    def observe(self, event: Event, actions: Iterable[Action]) -> None:
+        """What passed the scheduler: a sample goes on to whoever plans with it."""
+        reclaims = False
+        for action in actions:
+            if isinstance(action, Reclaim):
+                reclaims = True
+                self.reclaimer.run(action)
+            elif isinstance(action, Reclaimed):
+                say(action)
+        if isinstance(event, MemorySampled):
+            self.sampled(event, reclaims or self._gate.reclaiming is not None)
+
+    # ------------------------------------------------------------ engines
+
+    def engine_loading(self, engine: str, profile: str) -> None:
+        self.unloaded.pop(profile, None)
+        if self.watch is not None:
+            self.watch.engine_loading(engine)
+
+    def engine_ready(self, engine: str, growth: Growth, peak_bytes: int | None) -> Growth:
+        """What it may still take: by its declared peak no more than that less what it took."""
+        if self.watch is None:
+            return growth
+        took = self.watch.engine_ready(engine, self.pid_of(engine))
+        if took is None:
+            return growth
+        self.size_known(engine, took)
+        if peak_bytes is None:
+            return growth
+        return replace(growth, most_bytes=max(0, peak_bytes - took))
+
+    def engine_gone(self, engine: str) -> None:
+        if self.watch is not None:
+            self.watch.engine_gone(engine)
+
+    def unload(self, profile: str, retry_after_s: int) -> None:
+        """Its engine gave way, or did not start, for want of memory."""
+        self.unloaded[profile] = retry_after_s
+        self._feed(ProfileUnloaded(profile, retry_after_s))
+
+    # ------------------------------------------------------------ figures
+
+    def json(self, now: float) -> dict[str, object]:
+        """For ``/slotwise/status``, in bytes and seconds; ``parts`` add up to what is used."""
+        figures = self._gate.snapshot(now)
+        figures["roles"] = dict(self.roles)
+        if self.watch is None:
+            return {**figures, "parts": {}, "source": None, "problem": "memory is not watched"}
+        return {
+            **figures,
+            "parts": self.watch.parts(),
+            "engines": self.watch.engine_parts(),
+            "source": self.watch.meminfo.sources(),
+            "problem": self.watch.reading.problem or None,
+        }
+
+    def sync(self, series: MemorySeries) -> None:
+        """Set the gauges to what is so now."""
+        now = self._clock()
+        engines = self.watch.engine_parts() if self.watch else {}
+        series.sync(self._gate.snapshot(now), engines, self.roles, now - self._started_at)
