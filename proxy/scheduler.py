@@ -205,10 +205,8 @@ class Scheduler:
         return []
 
     def _finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
-        profile, running = self._ended(event, now)
-
         self.memory.reserves.ended(event.id, answered=True)
-        profile, running = self._ended(event.id, now)
+        profile, running = self._ended(event, now)
         if profile is None or running is None:
             return []
         n, cached = len(running.request.tokens), event.cached_tokens
@@ -233,10 +231,8 @@ class Scheduler:
         return [profile]
 
     def _failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
-        profile, running = self._ended(event, now)
-
         self.memory.reserves.ended(event.id, answered=False)
-        profile, running = self._ended(event.id, now)
+        profile, running = self._ended(event, now)
         if profile is None or running is None:
             return []
         profile.services.add(running.request.key, 0, event.generated, now)
@@ -435,12 +431,13 @@ class Scheduler:
             profile.drop_waiter(request.id, now)
             waited_s = now - waiter.view.arrived
             for_memory = waiter.reason is Reason.MEMORY
+            why = waiter.why if for_memory else f"{waiter.reason}: {waiter.why}"
             out.append(
                 Refuse(
                     request.id,
                     503,
                     "memory_wait_timeout" if for_memory else "queue_timeout",
-                    f"no slot within {waited_s:.0f} s ({waiter.reason}: {waiter.why})",
+                    f"no slot within {waited_s:.0f} s ({why})",
                     retry_after_s=_RETRY_AFTER_TIMEOUT_S,
                     wait_reason=waiter.reason,
                     waited_s=waited_s,
