@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,8 +163,9 @@ async def _serve_until_signal(
 ) -> int:
     engines = _Engines(driver, profiles, state_dir, _url(listening))
     driver.on_engine_hung = engines.restart
+    app = create_app(driver, keys)
     config = uvicorn.Config(
-        create_app(driver, keys),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -172,7 +173,7 @@ async def _serve_until_signal(
         server_header=False,
         timeout_graceful_shutdown=DRAIN_LIMIT_S + CLOSE_LIMIT_S,
     )
-    server = _Server(config, driver)
+    server = _Server(config, driver, app.state.live.close)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end, number)
@@ -190,9 +191,12 @@ async def _serve_until_signal(
 class _Server(uvicorn.Server):
     """uvicorn, with the signals in our hands: it would raise them again at its end."""
 
-    def __init__(self, config: uvicorn.Config, driver: Driver) -> None:
+    def __init__(
+        self, config: uvicorn.Config, driver: Driver, close_pages: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._driver = driver
+        self._close_pages = close_pages
         self._ending: asyncio.Task[None] | None = None
         self._first_signal_at: float | None = None
 
@@ -208,6 +212,7 @@ class _Server(uvicorn.Server):
             return
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._close_pages()
         wait = "again: ends at once" if self.force_exit else f"requests get {DRAIN_LIMIT_S} s"
         log.info("%s: %s", number.name, wait)
         if self._ending is None:

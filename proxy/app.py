@@ -18,12 +18,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from proxy import lanes_page
 from proxy.body import ClientGoneError, read_body
 from proxy.driver import Driver
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, unreachable
 from proxy.gate import Gate
 from proxy.life import EngineLife
+from proxy.live import Live
 from proxy.models_list import models_answer
 from proxy.overview import overview
 from proxy.prepare import Kind, choose_profile, parse
@@ -84,22 +86,25 @@ def create_app(
     """The whole proxy as an ASGI application.
 
     ``keys``: name of a key -> the key; none: everybody may ask. The times are those of the comment
-    lines that a streaming client gets while it waits.
+    lines that a streaming client gets while it waits. ``app.state.live.close()`` ends the streams
+    of open pages, which would hold up the end otherwise.
     """
     settings = Settings(first_comment_s, comment_every_s)
     if max_body_bytes is not None:
         settings = Settings(first_comment_s, comment_every_s, max_body_bytes)
     services = Services(driver, settings=settings)
+    live = Live(driver)
     app = Starlette(
-        routes=_routes(services, has_keys=bool(keys)),
+        routes=_routes(services, live, has_keys=bool(keys)),
         middleware=[Middleware(Gate, keys=keys)],
         exception_handlers={HTTPException: _http_error, ProxyError: _proxy_error},
     )
     app.router.redirect_slashes = False
+    app.state.live = live
     return app
 
 
-def _routes(services: Services, has_keys: bool) -> list[BaseRoute]:
+def _routes(services: Services, live: Live, has_keys: bool) -> list[BaseRoute]:
     pages = Pages(services)
     requests = RequestsPages(services.driver, has_keys)
     get: dict[str, Handler] = {
@@ -120,6 +125,7 @@ def _routes(services: Services, has_keys: bool) -> list[BaseRoute]:
         for path, kind in GENERATING.items()
     ]
     routes += [Route(path, page, methods=["GET"]) for path, page in get.items()]
+    routes += [Route("/slotwise/events", live, methods=["GET"]), *lanes_page.routes()]
     routes += [Route(path, PassOn(services, path), methods=["POST"]) for path in PASSED_ON]
     routes += [
         Route(path, _not_placed, methods=_ANY_METHOD) for path in NOT_PLACED + NOT_PLACED_BELOW

@@ -82,6 +82,7 @@ class Driver:
         self.models: dict[str, dict[str, Any]] = {}  # /v1/models of each profile, as last asked
         self.on_engine_hung: Callable[[str, str], None] | None = None
         self.clock = clock
+        self.events_seen = 0  # grows with every event: who shows the state sees that it changed
         self._journal = journal
         self._ledger = ledger
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
@@ -108,6 +109,7 @@ class Driver:
     def feed(self, event: Event) -> None:
         """One event through the scheduler, and what follows from it."""
         now = self.clock()
+        self.events_seen += 1
         actions = self.scheduler.handle(event, now)
         self.metrics.observe(event, actions, now)
         record = self.history.observe(event, actions, now)

@@ -12,12 +12,13 @@ from hashlib import sha256
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proxy import lanes_page
 from proxy.errors import ProxyError, internal_error
 from proxy.reply import Reply
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(("/health", "/v1/health", "/health/ready"))
+OPEN_PATHS = frozenset(("/health", "/v1/health", "/health/ready", *lanes_page.PATHS))
 _CALLER = "slotwise.caller"
 
 

@@ -96,7 +96,7 @@ class Scheduler:
             case SlotsReported():
                 return self._reported(event, now, out)
             case EngineReady():
-                return self._ready(event)
+                return self._ready(event, now)
             case EngineLost():
                 return self._lost(event)
             case EngineLoading():
@@ -134,10 +134,11 @@ class Scheduler:
         profile.add_waiter(request, now)
         return [profile]
 
-    def _ready(self, event: EngineReady) -> list[Profile]:
+    def _ready(self, event: EngineReady, now: float) -> list[Profile]:
         profile = self._profiles[event.profile]
         mirrors = [
-            SlotMirror(SlotId(event.engine, i), window) for i, window in enumerate(event.windows)
+            SlotMirror(SlotId(event.engine, i), window, since=now)
+            for i, window in enumerate(event.windows)
         ]
         profile.add_engine(
             Engine(event.engine, event.profile, mirrors, pool=event.pool, pins=event.pins)

@@ -120,6 +120,8 @@ class _ProxyThread(threading.Thread):
         self._driver_options = driver_options
         self._app_options = app_options
         self._server: uvicorn.Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._close_pages: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         try:
@@ -130,15 +132,19 @@ class _ProxyThread(threading.Thread):
                 self.ready.set_exception(problem)
 
     def stop(self) -> None:
-        if self._server is not None:
+        if self._server is not None and self._loop is not None:
             self._server.should_exit = True  # looked at ten times a second
+            self._loop.call_soon_threadsafe(self._close_pages)
         self.join(2 * STOP_LIMIT_S)
         assert not self.is_alive(), "the proxy did not stop"
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         driver = Driver([self._served], **self._driver_options)
+        app = create_app(driver, self._keys, **self._app_options)
+        self._close_pages = app.state.live.close
         settings = uvicorn.Config(
-            create_app(driver, self._keys, **self._app_options),
+            app,
             log_level="warning",
             timeout_graceful_shutdown=5,
         )
