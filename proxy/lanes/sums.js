@@ -84,8 +84,12 @@ function legend(parent, rows) {
 // The parts add up to what is not available; floors are counted from the right end.
 export function drawMemory(status) {
   const memory = status.memory;
-  const known = memory?.total_bytes > 0 && memory.available_bytes != null;
-  show(byId("memory-card"), known);
+  show(byId("memory-card"), memory?.enabled === true);
+  if (!memory?.enabled) return;
+  const known = memory.total_bytes > 0 && memory.available_bytes != null;
+  for (const id of ["memory-box", "memory", "memory-total"]) show(byId(id), known);
+  say(byId("memory-note"), memoryInWords(memory, known));
+  show(byId("memory-note"), byId("memory-note").textContent !== "");
   if (!known) return;
   const total = memory.total_bytes;
   const rows = Object.entries(memory.parts ?? {}).map(([name, bytes], index) =>
@@ -100,6 +104,15 @@ export function drawMemory(status) {
   list(byId("floors"), limits(memory, total).filter((l) => l.name !== "memory-reserved"), (l) => l.name,
     (limit) => ({ root: h("span", { class: "floor", "data-part": limit.name }) }),
     (view, limit) => view.root.style.setProperty("--share", Math.max(0, 1 - limit.share).toFixed(4)));
+}
+
+function memoryInWords(memory, known) {
+  const told = known ? [] : [memory.problem || "How much memory there is was not read yet."];
+  if (memory.reclaiming) told.push(`Memory is being taken back: ${memory.reclaiming}.`);
+  const roles = Object.entries(memory.roles ?? {}).map(([name, state]) => `${name} ${state}`);
+  if (roles.length) told.push(`Small models: ${roles.join(", ")}.`);
+  if (memory.unloaded?.length) told.push(`Unloaded for want of memory: ${memory.unloaded.join(", ")}.`);
+  return told.join(" ");
 }
 
 function limits(memory, total) {
