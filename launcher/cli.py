@@ -19,38 +19,44 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from launcher import argv, command_line, gguf_header
+from launcher import argv, command_line, gguf_header, residents
 from launcher import explain as ask_why
 from launcher.attach import Attachment
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE
-from launcher.listener import Loss
+from launcher.listener import Cause, Loss
 from launcher.profile import Profile, ProfileError, SectionCheck, load_all
+from launcher.residency import Headroom
+from launcher.residents import Residents
+from launcher.roles import Role, Roles
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import EngineSpec, InUseError, Supervisor
 from policies import params
-from policies.admission import Limits
+from policies.admission import Growth, Limits
 from proxy import explain, journal, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.encoders import Source
+from proxy.events import Level, Reclaim
 from proxy.fim import InfillFlags
 from proxy.journal import Journal
 from proxy.ledger import Ledger
 from proxy.meminfo import MemInfo
 from proxy.memory import MemoryWatch
 from proxy.memory_gate import MemoryRules
+from proxy.process_memory import own_bytes
 from proxy.reclaiming import Member
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
 SAME_SIGNAL_S = 0.5  # make, shells and service managers pass one signal on twice
+LEAST_CACHE_MIB = 512  # a RAM cache below this is given up rather than halved
 CLOSE_LIMIT_S = 5  # then they are told, and this is for the telling
 
 
@@ -237,6 +243,7 @@ class _Engines:
         self._url = url
         self._awaited = {profile.name for profile in profiles}
         self._attached: dict[str, Attachment] = {}
+        self._launched: dict[str, LaunchedServer] = {}
         specs: list[EngineSpec] = []
         for profile in profiles:
             server = profile.server
@@ -245,16 +252,65 @@ class _Engines:
                     profile.name, server.attach, profile.engine_key, self
                 )
             else:
-                specs.append(_spec(profile, server, state_dir))
+                self._launched[profile.name] = server
+                specs.append(_spec(profile, self._launched, state_dir))
         try:
             self._supervisor = Supervisor(specs, self)
         except InUseError as error:
             raise UsageError(str(error)) from error
         except OSError as error:
             raise UsageError(f"--state-dir {state_dir}: {error}") from error
+        self._residents: Residents | None = None
+        if driver.memory.watch is not None:
+            journal = residents.Journal(state_dir / residents.JOURNAL)
+            members = Roles([_role(p) for p in profiles if p.name in self._launched], 0.0)
+            self._residents = Residents(
+                members, self._supervisor, journal, self._gone, driver.memory.show_roles
+            )
+            self._connect(self._residents)
+
+    def _connect(self, models: Residents) -> None:
+        """What the proxy sees of memory goes to whoever loads models, and what it wants back."""
+        memory = self._driver.memory
+        memory.wanted = models.wanted
+        memory.size_known = models.roles.measured
+        memory.sampled = self._sampled
+        memory.reclaimer.unload = self._reclaim
+        if memory.watch is not None:
+            memory.watch.loading_bytes = lambda: models.loading_bytes(own_bytes)
+
+    def _sampled(self, reclaiming: bool) -> None:
+        if self._residents is not None:
+            figures = self._driver.memory.for_newcomers()
+            calm = not reclaiming and not self._driver.scheduler.waits_for_memory()
+            self._residents.sampled(Headroom(*figures) if figures else None, calm)
+
+    async def _reclaim(self, wanted: Reclaim) -> str:
+        assert self._residents is not None
+        if wanted.level is not Level.RAM_CACHE:
+            return await self._residents.unload(wanted.target, wanted.why)
+        limit_mib = self._smaller_cache(wanted.target)
+        why = f"with a RAM cache of {limit_mib} MiB: {wanted.why}"
+        restart = partial(self._supervisor.restart, wanted.target, why, Cause.UNLOADED)
+        return await self._residents.smaller(wanted.target, restart)
+
+    def _smaller_cache(self, engine: str) -> int:
+        """Half of it at the next start; what is hardly worth its restarts goes at once."""
+        server = self._launched[engine]
+        half = max(0, server.cache_ram_mib) // 2
+        limit_mib = half if half >= LEAST_CACHE_MIB else 0
+        self._launched[engine] = server.model_copy(update={"cache_ram_mib": limit_mib})
+        return limit_mib
+
+    def _gone(self, name: str, retry_after_s: int) -> None:
+        self._driver.profile_unloaded(name, retry_after_s)
+        self._comes_no_more(name)
 
     def start(self) -> None:
-        self._supervisor.start()
+        if self._residents is not None:
+            self._residents.start()
+        else:
+            self._supervisor.start()
         for attached in self._attached.values():
             attached.start()
 
@@ -281,6 +337,12 @@ class _Engines:
         if not await self._driver.engine_up(engine, engine, url, api_key or None):
             raise RefusedError("it did not answer when it was asked what it is")
         log.info("%s: ready", engine)
+        if self._residents is not None:
+            self._residents.ready(engine)
+        self._comes_no_more(engine)
+
+    def _comes_no_more(self, engine: str) -> None:
+        """It is there, or will not be for a while: the start is over when that is so of all."""
         self._awaited.discard(engine)
         if not self._awaited and self._url:
             print(f"slotwise ready on {self._url}", flush=True)
@@ -290,20 +352,36 @@ class _Engines:
         self._driver.engine_down(engine, loss.cause.value, loss.text)
 
 
-def _spec(profile: Profile, server: LaunchedServer, state_dir: Path) -> EngineSpec:
+def _spec(profile: Profile, servers: Mapping[str, LaunchedServer], state_dir: Path) -> EngineSpec:
+    """``servers``: by name, looked at anew at each start."""
+    server = servers[profile.name]
     directory = command_line.engine_dir(state_dir, profile.name)
     files = command_line.launch_files(profile, directory)
     return EngineSpec(
         name=profile.name,
-        argv=lambda port: argv.launch_argv(server, profile.names, files, port),
+        argv=lambda port: argv.launch_argv(servers[profile.name], profile.names, files, port),
         env=lambda key: argv.launch_env(server, os.environ, key, directory),
         directory=directory,
         start_timeout_s=server.start_timeout_s,
     )
 
 
+def _role(profile: Profile) -> Role:
+    """A small model by its claim; a main one by what it is declared to take, until measured."""
+    if profile.role is None:
+        return Role(profile.name, round((profile.memory.peak_gib or 0) * 2**30))
+    role = profile.role
+    return Role(
+        profile.name,
+        round(role.claim_gib * 2**30),
+        role.order or 1,
+        on_demand=role.on_demand,
+        never=role.unload == "never",
+    )
+
+
 def _served(profile: Profile) -> ServedProfile:
-    windows = profile.server.windows
+    windows, peak_gib = profile.server.windows, profile.memory.peak_gib
     return ServedProfile(
         name=profile.name,
         aliases=profile.aliases,
@@ -314,6 +392,8 @@ def _served(profile: Profile) -> ServedProfile:
         cache_ram_mib=profile.server.cache_ram_mib,
         kv_unified=profile.server.kv_unified,
         windows=tuple(windows) if windows is not None else None,
+        growth=Growth(cache_ram_bytes=max(0, profile.server.cache_ram_mib) * 2**20),
+        peak_bytes=round(peak_gib * 2**30) if peak_gib is not None else None,
     )
 
 
@@ -329,7 +409,8 @@ def _memory(profiles: Sequence[Profile]) -> dict[str, Any]:
         section.stale_s,
         section.hard_samples,
     )
-    members = tuple(Member(p.name) for p in profiles if isinstance(p.server, LaunchedServer))
+    roles = [_role(p) for p in profiles if isinstance(p.server, LaunchedServer)]
+    members = tuple(Member(role.name, role.order, role.never) for role in roles)
     meminfo = MemInfo(Path(section.meminfo), section.cgroup, stale_s=section.stale_s)
     return {
         "memory": MemoryRules(limits, members),

@@ -17,6 +17,7 @@ class Cause(StrEnum):
     EXITED = "exited"
     SILENT = "silent"
     HUNG = "hung"
+    UNLOADED = "unloaded"  # it gave way, or starts again smaller, for want of memory
 
 
 @dataclass(frozen=True, slots=True)

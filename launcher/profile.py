@@ -8,14 +8,20 @@ model that slotwise brings along.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.checks import ServerChecks, padded
 from launcher.faults import validated
 from launcher.paths import located
-from launcher.settings import AttachedServer, LaunchedServer, MemorySection, ProfileFile
+from launcher.settings import (
+    AttachedServer,
+    LaunchedServer,
+    MemorySection,
+    ProfileFile,
+    RoleSection,
+)
 from launcher.yaml_file import YamlError, read_mapping
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -49,6 +55,8 @@ class Profile:
     api_keys: Mapping[str, str] = field(default_factory=dict)
     engine_key: str = field(default="", repr=False)
     notes: tuple[str, ...] = ()
+    roles: tuple[RoleSection, ...] = ()  # the small models beside it
+    role: RoleSection | None = None  # what it is beside another
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,18 +89,50 @@ def load_all(given: Sequence[str], checks: Mapping[str, SectionCheck]) -> list[P
             profile = None
         else:
             profile = _load(path, checks, found)
-        faults.extend(f"{path}: {fault}" for fault in found)
         if profile is not None:
-            profiles.append(profile)
+            profiles += [profile, *role_profiles(profile, checks, found)]
+        faults.extend(f"{path}: {fault}" for fault in found)
     faults.extend(_clashes(profiles))
     if faults:
         raise ProfileError(faults)
     return profiles
 
 
-def locate(given: str) -> Path:
-    """A path as it is; a bare name stands for a profile in configs/."""
-    path = located(given, Path())
+def role_profiles(
+    main: Profile, checks: Mapping[str, SectionCheck], faults: list[str]
+) -> list[Profile]:
+    """The profiles of the small models beside a main one, each by its role's name."""
+    found: list[Profile] = []
+    for index, role in enumerate(main.roles):
+        where = f"roles[{index}].profile"
+        path = locate(role.profile, main.path.parent)
+        if not path.is_file():
+            faults.append(f"{where}: expected a YAML file or a name, got {role.profile!r}: no file")
+            continue
+        inner: list[str] = []
+        profile = _load(path, checks, inner)
+        faults.extend(f"{where}: {path}: {fault}" for fault in inner)
+        if profile is None:
+            continue
+        if profile.roles:
+            faults.append(f"{where}: {path}: roles: expected none beside another model")
+        if isinstance(profile.server, AttachedServer):
+            faults.append(f"{where}: {path}: server: expected a model that slotwise starts")
+        names = dict.fromkeys((profile.name, *profile.aliases))
+        found.append(
+            replace(
+                profile,
+                name=role.name,
+                aliases=tuple(name for name in names if name != role.name),
+                role=role.model_copy(update={"order": role.order or index + 1}),
+            )
+        )
+    return found
+
+
+def locate(given: str, directory: Path = Path()) -> Path:
+    """A path as it is, from ``directory``; a bare name stands for a profile in configs/."""
+    path = located(given, directory)
     is_path = path.suffix in SUFFIXES or "/" in given or path.exists()
     # A directory that happens to lie here and is called demo does not hide the profile.
     if is_path and not (path.is_dir() and given in brought()):
@@ -156,6 +196,7 @@ def _load(
         engine_key=checks.engine_key,
         tokenizer=located(top.tokenizer, path.parent) if top.tokenizer else None,
         notes=tuple(checks.notes),
+        roles=tuple(top.roles),
     )
 
 

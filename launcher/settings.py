@@ -146,6 +146,19 @@ class MemorySection(_Section):
         return floor * 2 // 3
 
 
+class RoleSection(_Section):
+    """A small model beside the main one, with a profile of its own."""
+
+    name: Name = Field(description=NAME_RULE)
+    profile: str = Field(min_length=1, description="the path or name of a profile")
+    claim_gib: Gib = Field(description="GiB that it takes at most, above 0")
+    order: Whole | None = Field(
+        default=None, ge=1, le=1000, description="a number, 1 to 1000: the first is loaded first"
+    )
+    on_demand: bool = Field(default=False, description="true or false")
+    unload: Literal["auto", "never"] = Field(default="auto", description="auto or never")
+
+
 class ProfileFile(_Section):
     """The top level of a profile; ``server`` is validated by what kind it is."""
 
@@ -154,6 +167,9 @@ class ProfileFile(_Section):
     server: dict[str, Any] = Field(description="a section with model or with attach")
     policy: dict[str, Any] = Field(default_factory=dict, description="a section")
     memory: dict[str, Any] = Field(default_factory=dict, description="a section")
+    roles: list[RoleSection] = Field(
+        default_factory=list, description="a list of small models, each a section"
+    )
     normalize: dict[str, Any] = Field(default_factory=dict, description="a section")
     kinds: dict[str, Any] = Field(default_factory=dict, description="a section")
     explain: dict[str, Any] = Field(default_factory=dict, description="a section")

@@ -53,7 +53,7 @@ class _Engine:
     lock: TextIO
     life: Life = field(default_factory=Life)
     child: process.Child | None = None
-    restart: asyncio.Future[str] | None = None  # its result is the reason
+    restart: asyncio.Future[Loss] | None = None
     task: asyncio.Task[None] | None = None
 
 
@@ -79,8 +79,27 @@ class Supervisor:
 
     def start(self) -> None:
         """Begins to keep every engine running."""
-        for engine in self._engines.values():
-            engine.task = asyncio.create_task(self._keep(engine), name=f"engine {engine.spec.name}")
+        for name in self._engines:
+            self.load(name)
+
+    def load(self, name: str) -> None:
+        """Begins to keep one engine running; nothing where that is so."""
+        engine = self._engines[name]
+        if engine.task is None or engine.task.done():
+            engine.task = asyncio.create_task(self._keep(engine), name=f"engine {name}")
+
+    async def unload(self, name: str, why: str) -> bool:
+        """Ends one engine, which stays ended until :meth:`load`. False: it was not kept running.
+
+        Told as lost before it is ended, so that nobody uses it meanwhile."""
+        engine = self._engines[name]
+        task = engine.task
+        if task is None or task.done():
+            return False
+        self._listener.on_lost(name, Loss(Cause.UNLOADED, why))
+        task.cancel()
+        await asyncio.wait({task}, timeout=STOP_LIMIT_S)
+        return task.done()
 
     def life(self, name: str) -> Life:
         """State of an engine; raises KeyError."""
@@ -91,11 +110,11 @@ class Supervisor:
         engine = self._engines.get(name)
         return engine.child.pid if engine and engine.child is not None else None
 
-    def restart(self, name: str, reason: str) -> None:
+    def restart(self, name: str, reason: str, cause: Cause = Cause.HUNG) -> None:
         """Ends an engine that hangs and starts it again; nothing while it is not ready."""
         engine = self._engines.get(name)
         if engine and engine.restart is not None and not engine.restart.done():
-            engine.restart.set_result(reason)
+            engine.restart.set_result(Loss(cause, f"restarted: {reason}"))
 
     async def stop(self) -> None:
         """Ends every engine, within STOP_LIMIT_S."""
@@ -187,7 +206,7 @@ class Supervisor:
                 if child.exit.done():
                     return Loss(Cause.EXITED, _last_words(child, "while it served", _CRASH))
                 if engine.restart.done():
-                    return Loss(Cause.HUNG, f"restarted: {engine.restart.result()}")
+                    return engine.restart.result()
                 error = accepted.exception()
                 if error is not None:
                     log.error("%s: could not be taken into use", engine.spec.name, exc_info=error)

@@ -35,7 +35,7 @@ class MemoryDesk:
         self.size_known: Callable[[str, int], None] = lambda engine, n_bytes: None
         self.roles: dict[str, str] = {}  # name of a small model -> its state
         self.wanted: Callable[[str], bool] = lambda profile: False
-        self.sampled: Callable[[MemorySampled, bool], None] = lambda sample, reclaims: None
+        self.sampled: Callable[[bool], None] = lambda reclaiming: None
         self.unloaded: dict[str, int] = {}  # profile -> when to ask again, s
         self._gate = gate
         self._feed = feed
@@ -63,7 +63,7 @@ class MemoryDesk:
             elif isinstance(action, Reclaimed):
                 say(action)
         if isinstance(event, MemorySampled):
-            self.sampled(event, reclaims or self._gate.reclaiming is not None)
+            self.sampled(reclaims or self._gate.reclaiming is not None)
 
     # ------------------------------------------------------------ engines
 
@@ -93,7 +93,20 @@ class MemoryDesk:
         self.unloaded[profile] = retry_after_s
         self._feed(ProfileUnloaded(profile, retry_after_s))
 
+    def show_roles(self, states: dict[str, str]) -> None:
+        """The state of each small model, by its name."""
+        self.roles = states
+
     # ------------------------------------------------------------ figures
+
+    def for_newcomers(self) -> tuple[int, int, int, int] | None:
+        """What a model that is to be loaded finds, in bytes: available, the floor, what others may
+        still take, and the margin. None: it cannot be told."""
+        room = self._gate.room(self._clock())
+        if room is None:
+            return None
+        growth = self._gate.reserves.growth_to_come() + room.loading
+        return room.available, room.floor, growth, room.margin
 
     def json(self, now: float) -> dict[str, object]:
         """For ``/slotwise/status``, in bytes and seconds; ``parts`` add up to what is used."""

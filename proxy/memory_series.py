@@ -13,7 +13,7 @@ from proxy.events import Action, Dispatch, Level, Reclaimed, Refuse
 RESULTS = ("admitted", "waited", "timed_out", "unloaded")
 _RECLAIMS = ("done", "too_little", "failed")
 _PARTS = ("anon", "shmem", "file", "device")
-ROLE_STATES = ("loaded", "loading", "unloaded", "off")
+ROLE_STATES = ("pending", "loading", "loaded", "unloaded", "off")
 
 
 class MemorySeries:

@@ -58,6 +58,7 @@ class Reserve:
 class _Engine:
     profile: str
     growth: Growth
+    slots: int
     warm: bool = False  # it has served a request: its scratch is taken
     scratch: int = 0  # what that was, measured
     grown: int = 0  # what it took since it was ready, by the last sample
@@ -74,8 +75,8 @@ class Reserves:
 
     # ------------------------------------------------------------ engines
 
-    def engine_ready(self, engine: str, profile: str, growth: Growth) -> None:
-        self._engines[engine] = _Engine(profile, growth)
+    def engine_ready(self, engine: str, profile: str, growth: Growth, slots: int) -> None:
+        self._engines[engine] = _Engine(profile, growth, slots)
 
     def engine_lost(self, engine: str) -> None:
         self._engines.pop(engine, None)
@@ -94,6 +95,20 @@ class Reserves:
         """What the engine's RAM cache is believed to take: its growth, the rest taken off."""
         known = self._engines.get(engine)
         return self._cache_used(known) if known else 0
+
+    def growth_to_come(self) -> int:
+        """What the engines that run may still take, all together: by the declared peak, else by
+        what their slots and caches may hold at most."""
+        return sum(self._to_come(engine) for engine in self._engines.values())
+
+    def _to_come(self, engine: _Engine) -> int:
+        growth = engine.growth
+        if growth.most_bytes is not None:
+            return max(0, growth.most_bytes - engine.grown)
+        checkpoints = growth.checkpoints * growth.checkpoint_bytes * engine.slots
+        scratch = 0 if engine.warm else self._scratch(engine)
+        left = checkpoints - self._checkpoints(engine)
+        return max(0, left) + growth.cache_ram_bytes - self._cache_used(engine) + scratch
 
     def sampled(self, grown: Iterable[tuple[str, int]]) -> None:
         """A sample was read: what was taken until now is in it."""

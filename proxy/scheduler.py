@@ -145,7 +145,8 @@ class Scheduler:
         )
         self.memory.loading.pop(event.engine, None)
         self.memory.unloaded.pop(event.profile, None)
-        self.memory.reserves.engine_ready(event.engine, event.profile, event.growth)
+        growth, slots = event.growth, len(event.windows)
+        self.memory.reserves.engine_ready(event.engine, event.profile, growth, slots)
         return [profile]
 
     def _lost(self, event: EngineLost) -> list[Profile]:
@@ -470,6 +471,10 @@ class Scheduler:
     def waiting_for(self, id: str, now: float) -> Waiting | None:
         """Where one request stands; None: it does not wait (any more)."""
         return next((w for w in self.waiting(now) if w.id == id), None)
+
+    def waits_for_memory(self) -> bool:
+        """Whether somebody does."""
+        return any(p.waits_for_memory() for p in self._profiles.values())
 
     def slots(self) -> list[SlotStatus]:
         """Every slot of every engine that is ready."""
