@@ -101,7 +101,8 @@ def load_all(given: Sequence[str], checks: Mapping[str, SectionCheck]) -> list[P
 def role_profiles(
     main: Profile, checks: Mapping[str, SectionCheck], faults: list[str]
 ) -> list[Profile]:
-    """The profiles of the small models beside a main one, each by its role's name."""
+    """The profiles of the small models beside a main one, each by its role's name, since two may
+    share a profile."""
     found: list[Profile] = []
     for index, role in enumerate(main.roles):
         where = f"roles[{index}].profile"
@@ -118,12 +119,11 @@ def role_profiles(
             faults.append(f"{where}: {path}: roles: expected none beside another model")
         if isinstance(profile.server, AttachedServer):
             faults.append(f"{where}: {path}: server: expected a model that slotwise starts")
-        names = dict.fromkeys((profile.name, *profile.aliases))
         found.append(
             replace(
                 profile,
                 name=role.name,
-                aliases=tuple(name for name in names if name != role.name),
+                aliases=tuple(name for name in profile.aliases if name != role.name),
                 role=role.model_copy(update={"order": role.order or index + 1}),
             )
         )

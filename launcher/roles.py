@@ -108,7 +108,8 @@ class Roles:
 
     def start(self, now: float) -> list[Decision]:
         """The main models are loaded, whatever there is: that they fit was planned before."""
-        mains = [m for m in self._members.values() if m.role.order == 0]
+        first = (m for m in self._members.values() if m.state is State.PENDING)
+        mains = [m for m in first if not m.role.order]
         return [self._load(m, now, "a main model", None) for m in mains]
 
     def ready(self, name: str, now: float) -> None:
@@ -161,7 +162,7 @@ class Roles:
             return []
         out: list[Decision] = []
         for member in self._members.values():
-            if member.state is State.PENDING:
+            if member.state is State.PENDING and member.role.order:
                 out.append(self._begin(member, now, headroom))
             elif member.state is State.UNLOADED and self._is_due(member, now):
                 said = verdict(member.role.claim_bytes, headroom)

@@ -171,6 +171,7 @@ def memory_shortage(need_bytes: int, room: Headroom) -> str | None:
 
 
 def gib(n_bytes: int) -> str:
-    """A size as people read it: one decimal, more only where that would be zero."""
-    size = n_bytes / GIB
-    return f"{size:.1f}" if abs(size) >= 0.05 or not n_bytes else f"{size:.2g}"
+    """GiB with one decimal, as people read it; what is less is said in MiB."""
+    if 0 < n_bytes < GIB // 10:
+        return f"{max(1, round(n_bytes / MIB))} MiB"
+    return f"{n_bytes / GIB:.1f}"
