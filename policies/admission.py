@@ -164,14 +164,14 @@ def memory_shortage(need_bytes: int, room: Headroom) -> str | None:
     if promised >= MIB:
         told += f", promised {gib(promised)}"
     if need_bytes:
-        told += f", this request needs {gib(need_bytes)}"
+        small = need_bytes < GIB // 10
+        told += ", this request needs "
+        told += f"{max(1, round(need_bytes / MIB))} MiB" if small else gib(need_bytes)
     if need_bytes <= room.free and room.available >= room.floor:
         told += f", tasks stand still for it {room.stalled:.0f} % of the time"
     return f"memory is almost full ({told})"
 
 
 def gib(n_bytes: int) -> str:
-    """GiB with one decimal, as people read it; what is less is said in MiB."""
-    if 0 < n_bytes < GIB // 10:
-        return f"{max(1, round(n_bytes / MIB))} MiB"
+    """A size in GiB as people read it."""
     return f"{n_bytes / GIB:.1f}"
