@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from policies.params import Params
@@ -17,6 +17,18 @@ class Class(IntEnum):
     OWNER = 2  # a slot still holds its conversation
     NEWCOMER = 3
     NEW_GUEST = 4
+
+
+class Promotion(StrEnum):
+    """Why a request went before others that would have been first; a ``reason`` label."""
+
+    GUEST = "guest"  # a guest that had waited
+    OVERTAKEN = "overtaken"  # others had gone before it for too long
+    BACKGROUND = "background"  # a side job at its bound
+    SESSION_CAP = "session_cap"  # a new conversation at its bound
+
+
+PROMOTES = {Class.OVERTAKEN: Promotion.OVERTAKEN, Class.PROMOTED_GUEST: Promotion.GUEST}
 
 
 class Rank(NamedTuple):

@@ -95,6 +95,9 @@ def _unattributed(account: Account, n: int, time: float, out_tokens: int | None)
         failure=None,
         cache_prompt=request.cache_prompt,
         known=account.known,
+        why=dispatch.why,
+        wait_reason=dispatch.wait_reason,
+        regret=dispatch.regret,
     )
 
 

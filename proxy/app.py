@@ -175,7 +175,8 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         driver = self._driver
         scheduler = driver.scheduler
-        driver.metrics.sync(scheduler.waiting(driver.clock()), scheduler.slots())
+        now = driver.clock()
+        driver.metrics.sync(scheduler.waiting(now), scheduler.slots(), scheduler.standings(now))
         for profile, standing in driver.tokenizer.standings().items():
             encoding, rendering = (part.state == "local" for part in standing)
             driver.metrics.tokens_local(profile, encoding, rendering)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from policies import continuation
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s, learned_gap_s
 from policies.cost import run_s
 from policies.decide import View
 from policies.params import Params
-from policies.types import Hold, Match, Reason, Request, SlotView, WaitingView
-from policies.working_set import Context, WorkingSet
+from policies.types import Match, Request, SlotView, WaitingView
+from policies.working_set import WorkingSet
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
+from proxy.keeping import Keeping
 from proxy.learned_cost import LearnedCost
 from proxy.mirror import SlotMirror, SlotState
 from proxy.running import Engine, Running
+from proxy.waiter import Waiter
 
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
-_LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,54 +30,6 @@ class Held:
     tail: int = 0
     elsewhere: int = 0
     displaces: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """A waiting request and how it compares with every slot of its profile."""
-
-    view: WaitingView
-    deadline: float  # s
-    context: Context  # its conversation
-    versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
-    epoch: int = -1  # the sum of them
-    reason: Reason = Reason.NONE
-    why: str = ""
-    recheck: float | None = None  # s
-
-    def compare(self, mirrors: list[SlotMirror], epoch: int, params: Params) -> None:
-        """Bring the matches up to date: only slots whose view changed are compared again.
-
-        ``epoch`` is the sum of the mirrors' versions: they only grow, so an equal sum means that
-        nothing changed.
-        """
-        if epoch == self.epoch:
-            return
-        versions, matches = self.versions, self.view.matches
-        self.epoch = epoch
-        changed = False
-        for index, mirror in enumerate(mirrors):
-            if versions[index] != mirror.version:
-                changed = True
-                versions[index] = mirror.version
-                matches[index] = continuation.match(
-                    self.view.request, mirror.content.view, mirror.content.session, params.home
-                )
-        if changed:
-            self.view.owns = continuation.owns(matches)
-
-    def restart(self, mirrors: list[SlotMirror]) -> None:
-        """The set of slots changed: every comparison is to be made anew."""
-        self.versions = [-1] * len(mirrors)
-        self.epoch = -1
-        self.view.matches = [Match(0, False, False, "stranger")] * len(mirrors)
-        self.view.owns = False
-
-    def hold(self, verdict: Hold, now: float) -> None:
-        self.reason, self.why = verdict.reason, verdict.why
-        self.recheck = None
-        if verdict.recheck_s is not None:
-            self.recheck = now + max(_LEAST_RECHECK_S, verdict.recheck_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,9 +49,11 @@ class Profile:
     services: Services = field(init=False)
     cap_stopped: bool = False  # new conversations wait
     learned: LearnedCost = field(init=False)
+    keeping: Keeping = field(init=False)
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
+        self.keeping = Keeping(self.name)
         self.gap_s = self.params.affinity.return_gap_s
         self.contexts = Contexts(self.params)
         self.services = Services(self.params)
@@ -126,6 +80,7 @@ class Profile:
 
     def drop_engine(self, name: str) -> None:
         del self.engines[name]
+        self.keeping.lost(name)
         self._engines_changed()
 
     def _engines_changed(self) -> None:
@@ -152,7 +107,7 @@ class Profile:
             new_session=is_new,
             service=self.services.of(request.key, now),
         )
-        waiter = Waiter(view, now + limit_s, context)
+        waiter = Waiter(view, now + limit_s, context, since=now)
         waiter.restart(self.mirrors)
         self.waiters[request.id] = waiter
 
@@ -165,7 +120,11 @@ class Profile:
         return True
 
     def begin(self, running: Running) -> None:
-        """A request is sent to its engine."""
+        """A request is sent to its engine; whoever came before it and waits is overtaken."""
+        arrived = self.waiters.pop(running.request.id).view.arrived
+        for waiter in self.waiters.values():
+            if waiter.view.arrived < arrived:
+                waiter.overtaken(running.request.id, running.started)
         self.learned.began(running, self.running.values())
         self.running[running.request.id] = running
         self.peak_running = max(self.peak_running, len(self.running))
@@ -181,6 +140,9 @@ class Profile:
         if running.mirror is None:
             running.engine.unpinned -= 1
         self.contexts.ended(running.request, now)
+        for waiter in self.waiters.values():
+            if waiter.overtaken_by:
+                waiter.overtaker_ended(running.request.id, now)
         cost = self.learned.ended(running, told, now)
         if cost is not None:
             self.params = replace(self.params, cost=cost)

@@ -25,6 +25,10 @@ class Contexts:
     def __len__(self) -> int:
         return len(self._known)
 
+    def sessions(self) -> list[str]:
+        """Their ids."""
+        return list(self._known)
+
     def values(self) -> list[Context]:
         return list(self._known.values())
 
@@ -76,6 +80,10 @@ class Services:
         """Tokens."""
         amount, at = self._served.get(key, (0.0, now))
         return amount * math.pow(0.5, max(0.0, now - at) / self._half_life_s)
+
+    def all(self, now: float) -> dict[str, float]:
+        """Tokens, by key."""
+        return {key: self.of(key, now) for key in self._served}
 
     def add(self, key: str, uncached: int, generated: int, now: float) -> None:
         amount = self.of(key, now) + max(0, uncached) + _OUTPUT_WEIGHT * generated

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from policies.admission import Growth
+from policies.order import Promotion
+from policies.regret import Loss
 from policies.types import Reason, Request, Rule, SlotId
 
 
@@ -30,6 +32,21 @@ class Level(StrEnum):
     ROLE = "role"  # a small model is unloaded
     RAM_CACHE = "ram_cache"  # an idle engine starts again with a smaller RAM cache
     STOP = "stop"  # an engine is ended
+
+
+class HoldResult(StrEnum):
+    """How the time ended in which an idle slot was kept for its owner."""
+
+    RETURNED = "returned"  # the owner's next turn took it
+    EXPIRED = "expired"  # the owner did not come
+    BROKEN = "broken"  # another request had waited long enough
+
+
+class HomeWait(StrEnum):
+    """What came of the wait for a busy home."""
+
+    PLACED = "placed"  # there
+    GAVE_UP = "gave_up"  # elsewhere
 
 
 # ---------------------------------------------------------------- events
@@ -192,6 +209,9 @@ class Dispatch:
     tail: int = 0  # generated tokens behind them, of unknown ids
     elsewhere: int = 0  # most tokens of the prompt that another slot held
     displaces: str | None = None  # request whose content, another conversation's, is replaced
+    regret: tuple[Loss, ...] = ()  # seconds lost against the best slot at once, see policies.regret
+    promoted: Promotion | None = None  # it went first because it had waited
+    home_wait: HomeWait | None = None  # it had waited for a busy home
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +278,19 @@ class Reclaimed:
         return max(0, self.after_bytes - self.before_bytes)
 
 
-Action = Dispatch | Refuse | AskSlots | WakeAt | Mismatch | Reclaim | Reclaimed
+@dataclass(frozen=True, slots=True)
+class HoldEnded:
+    """Count it: an idle slot is not kept for its owner any more."""
+
+    slot: SlotId
+    profile: str
+    result: HoldResult
+    kept_s: float  # from the first decision that made somebody wait for it
+
+
+Action = (
+    Dispatch | Refuse | AskSlots | WakeAt | Mismatch | HoldEnded | Reclaim | Reclaimed
+)
 
 
 # ---------------------------------------------------------------- what can be asked

@@ -207,6 +207,7 @@ class Forwarding:
         headers = {
             "X-Slotwise-Slot": str(dispatch.slot),
             "X-Slotwise-Rule": dispatch.rule.value,
+            "X-Slotwise-Why": dispatch.why,
             "X-Slotwise-Prompt-Tokens": str(len(self._ticket.request.tokens)),
             "X-Slotwise-Expected-Cached": str(dispatch.expected_cached),
             "X-Slotwise-Wait-Ms": str(round(dispatch.waited_s * 1000)),
@@ -226,4 +227,6 @@ class Forwarding:
         return (
             f"slotwise slot={dispatch.slot} rule={dispatch.rule} "
             f"cached={dispatch.expected_cached} wait_ms={round(dispatch.waited_s * 1000)}"
-        ) + (f" max_tokens={cut.replace(' ', '')}" if cut else "")
+            + (f" max_tokens={cut.replace(' ', '')}" if cut else "")
+            + f" why: {dispatch.why}"
+        )

@@ -9,11 +9,11 @@ from __future__ import annotations
 from policies.cost import run_s
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
 from policies.working_set import longest_wait_s
-from proxy.book import Profile, Waiter
+from proxy.book import Profile
 from proxy.contexts import BACKGROUND_KINDS
+from proxy.placing import UNPINNED
 from proxy.running import Engine
-
-UNPINNED = -1  # the id_slot of a request whose slot the engine chooses
+from proxy.waiter import Waiter
 
 
 def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 
 from policies.admission import Headroom, Limits, gib, memory_shortage
 from policies.types import Hold, Place, Reason, SlotId, Verdict
-from proxy.book import Profile, Waiter
+from proxy.book import Profile
 from proxy.events import Action, Level, MemorySampled, Reclaim, Reclaimed, ReclaimEnded
 from proxy.reclaiming import ASKED_FOR, TOO_LITTLE_BYTES, Holdings, Member
 from proxy.reserves import Placing, Reserves
+from proxy.waiter import Waiter
 
 SKIPPED_S = 600.0  # a level that gave back too little is left alone for so long
 

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
 from policies.types import Reason, Rule, SlotId
+from proxy import rule_series
 from proxy.events import (
     Action,
     Dispatch,
@@ -25,6 +26,7 @@ from proxy.events import (
     EngineReady,
     Event,
     Failure,
+    HoldEnded,
     Mismatch,
     Refuse,
     RequestArrived,
@@ -38,6 +40,7 @@ from proxy.memory_series import MemorySeries
 from proxy.normalize import PARTS
 from proxy.record import Record
 from proxy.series import Series
+from proxy.standing import Standing
 from proxy.status import SlotStatus
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -161,13 +164,18 @@ class Metrics:
 
     # ------------------------------------------------------------ exposition
 
-    def sync(self, waiting: Iterable[Waiting], slots: Iterable[SlotStatus]) -> None:
+    def sync(
+        self,
+        waiting: Iterable[Waiting],
+        slots: Iterable[SlotStatus],
+        standings: Iterable[Standing] = (),
+    ) -> None:
         """Set the gauges to what is so now; called before each exposition."""
         for profile in self._profiles:
             for reason in Reason:
                 self._series.waiting.labels(profile, reason).set(0)
-        for one in waiting:
-            self._series.waiting.labels(one.profile, one.reason).inc()
+        for waits in waiting:
+            self._series.waiting.labels(waits.profile, waits.reason).inc()
         for engine, n in self._windows.items():
             self._series.running.labels(engine).set(self._running.get(engine, 0))
             for id_slot in range(n):
@@ -175,6 +183,8 @@ class Metrics:
         for status in slots:
             # A slot whose end is not proven may still be at work, and takes nobody: busy.
             self._show_slot(status.slot, status.state != "idle", status.resident)
+        for one in standings:
+            rule_series.show(self._series, one)
 
     def exposition(self) -> tuple[bytes, str]:
         """The body and content type of a ``/metrics`` answer."""
@@ -190,6 +200,8 @@ class Metrics:
                 refused = self._requests.pop(action.id, None)
                 if refused:
                     self._waited(refused.profile, action.wait_reason, action.waited_s)
+            case HoldEnded():
+                rule_series.hold_ended(self._series, action)
             case Mismatch() if _is_about_pins(event, action):
                 self._series.pin_mismatches.labels(action.slot.engine).inc()
 
@@ -200,7 +212,9 @@ class Metrics:
         request.dispatch = action
         engine = action.slot.engine
         self._running[engine] = self._running.get(engine, 0) + 1
-        self._waited(request.profile, action.wait_reason, action.waited_s)
+        profile = request.profile
+        self._waited(profile, action.wait_reason, action.waited_s)
+        rule_series.placed(self._series, profile, action)
 
     def _waited(self, profile: str, reason: Reason, waited_s: float) -> None:
         self._series.queue_wait.labels(profile, reason).observe(waited_s)
@@ -209,6 +223,7 @@ class Metrics:
         request, dispatch = self._end(event.id)
         if request is None or dispatch is None:
             return
+        rule_series.generated(self._series, request.profile, event)
         told, cached = event.prompt_tokens, event.cached_tokens
         if told is None or cached is None:
             self._count(request, dispatch, event.id_slot, "unknown", request.n_tokens)
@@ -275,6 +290,7 @@ class Metrics:
             self._series.expected_cached_tokens.labels(profile)
             self._series.reuse_bound_tokens.labels(profile)
             self._series.prefill_seconds_avoided.labels(profile)
+            rule_series.start_at_zero(self._series, profile)
             self.tokens_local(profile, tokenizer=False, template=False)
             for part in PARTS:
                 self._series.normalized.labels(profile, part)

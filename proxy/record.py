@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.attribution import AVOIDABLE, Cause, Share, Span
-from policies.types import Rule, SlotId
+from policies.regret import Loss
+from policies.types import Reason, Rule, SlotId
 from proxy.events import Failure
 
 
@@ -68,6 +69,9 @@ class Record:
     cache_prompt: bool  # False: the client asked for no reuse
     known: Known
     took_s: float = 0.0  # from arrival to end
+    why: str = ""  # the numbers it was placed on
+    wait_reason: Reason = Reason.NONE  # what it waited for last
+    regret: tuple[Loss, ...] = ()  # against the best slot at once
 
     def tokens(self) -> dict[Cause, int]:
         """Tokens by cause, the causes that have some."""

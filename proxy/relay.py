@@ -27,6 +27,7 @@ from proxy.errors import (
     internal_error,
     unreachable,
 )
+from proxy.events import Dispatch
 from proxy.forward import WAIT_HEADER, Forwarding
 from proxy.gate import caller_of
 from proxy.identity import Session, SessionTable
@@ -148,7 +149,8 @@ class Exchange:
         dispatch = self._ticket.dispatch if self._ticket else None
         rule = dispatch.rule if dispatch else Rule.NONE
         self._driver.metrics.answered(self._profile, rule, code)
-        log.info("request %s: %s %d", self._id, dispatch.slot if dispatch else "-", code)
+        told = in_a_line(dispatch, self._ticket) if dispatch and self._ticket else "not placed"
+        log.info("request %s: %d, %s", self._id, code, told)
 
     async def _serve(self, kind: Kind, path: str, raw: bytes) -> int:
         asked = await prepare(kind, path, raw, self._driver.names)
@@ -248,6 +250,15 @@ class Exchange:
                 self._reply.headers[WAIT_HEADER] = standing.reason.value
             return f"waiting: {standing.text}"
         return f"waiting: {standing.reason}, {standing.ahead} before you ({standing.text})"
+
+
+def in_a_line(dispatch: Dispatch, ticket: Ticket) -> str:
+    """A verdict with its rule and the figures it was made on."""
+    return (
+        f"{dispatch.rule} on {dispatch.slot}: {dispatch.why}; {dispatch.expected_cached} of "
+        f"{len(ticket.request.tokens)} tokens expected in the cache, waited "
+        f"{dispatch.waited_s:.2f} s ({dispatch.wait_reason})"
+    )
 
 
 def _client(headers: Mapping[str, str]) -> str | None:

@@ -21,7 +21,7 @@ from policies.params import Cost, Params
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
 from proxy import words
-from proxy.book import Held, Profile, Waiter
+from proxy.book import Held, Profile
 from proxy.events import (
     Action,
     AskSlots,
@@ -48,11 +48,14 @@ from proxy.events import (
     Waiting,
     WakeAt,
 )
-from proxy.holds import UNPINNED, not_cold, not_yet, unpinned_verdict
+from proxy.holds import not_cold, not_yet, unpinned_verdict
 from proxy.memory_gate import MemoryGate, MemoryRules, placing
 from proxy.mirror import SlotMirror, SlotState
+from proxy.placing import UNPINNED, story
 from proxy.running import Engine, Running
+from proxy.standing import Standing, standing
 from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
+from proxy.waiter import Waiter
 
 _RETRY_AFTER_FULL_S = 5
 _RETRY_AFTER_TIMEOUT_S = 30
@@ -313,6 +316,7 @@ class Scheduler:
     def _decide(self, profile: Profile, now: float, out: list[Action]) -> None:
         """End what waited too long, then place what can be placed."""
         self._expire(profile, now, out)
+        out.extend(profile.keeping.expired(now))
         if not profile.waiters:
             profile.line = []
             return
@@ -337,8 +341,10 @@ class Scheduler:
             elif isinstance(verdict, Reject):
                 self._reject(profile, waiter, verdict, now, out)
             else:
-                self._dispatch(profile, waiter, verdict, now, out)
+                self._dispatch(profile, waiter, verdict, view, now, out)
                 view, epoch = profile.view(now, working_set), profile.epoch
+        if any(waiter.reason is Reason.HELD for waiter in profile.waiters.values()):
+            profile.keeping.left_alone(view.slots, profile.params.keep, now)
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
         out += (asked := self.memory.ask(self._profiles, now))
@@ -354,6 +360,7 @@ class Scheduler:
                 view.request, slots, view.matches, profile.params
             )
             rank = order.rank(view, is_guest, now - view.arrived, profile.params)
+            waiter.place = rank.place
             ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])
         return [waiter for _, waiter in ranked]
@@ -365,11 +372,17 @@ class Scheduler:
         return decide(waiter.view, view, now - waiter.view.arrived)
 
     def _dispatch(
-        self, profile: Profile, waiter: Waiter, place: Place, now: float, out: list[Action]
+        self,
+        profile: Profile,
+        waiter: Waiter,
+        place: Place,
+        view: View,
+        now: float,
+        out: list[Action],
     ) -> None:
         request = waiter.view.request
         self.memory.reserves.begin(placing(profile, waiter, place))
-        del profile.waiters[request.id]
+        told = story(profile, waiter, place, view, now)
         waiter.context.started = True
         mirror: SlotMirror | None = None
         held = Held()
@@ -388,6 +401,7 @@ class Scheduler:
             if place.rule is Rule.HOME and not match.same:
                 profile.saw_gap(waiter.view.arrived - mirror.content.last_used)
             held = profile.held_for(waiter.view.matches, place.slot)
+            out.extend(profile.keeping.taken(slot, match.is_home, now))
             mirror.begin(request, place.rule, match, now)
         profile.begin(
             Running(request, engine, mirror, now, place.expected_cached, place.rule, place.why)
@@ -406,6 +420,9 @@ class Scheduler:
                 tail=held.tail,
                 elsewhere=held.elsewhere,
                 displaces=held.displaces,
+                regret=told.regret,
+                promoted=told.promoted,
+                home_wait=told.home_wait,
             )
         )
 
@@ -479,6 +496,10 @@ class Scheduler:
     def slots(self) -> list[SlotStatus]:
         """Every slot of every engine that is ready."""
         return slot_statuses(self._profiles.values())
+
+    def standings(self, now: float) -> list[Standing]:
+        """Figures of every profile."""
+        return [standing(profile, now) for profile in self._profiles.values()]
 
     def cost(self, profile: str) -> Cost:
         """What work costs on this profile's engine, as far as it has told by now."""

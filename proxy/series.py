@@ -20,6 +20,7 @@ from prometheus_client import (
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 180, 300, 450, 600)
+_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 
 
 class Series:
@@ -82,6 +83,14 @@ class Series:
             buckets=_BUCKETS_S,
             **own,
         )
+        self.time_per_output_token = Histogram(
+            "time_per_output_token_seconds",
+            "Of an answer of two tokens or more, as the engine times it.",
+            ("profile",),
+            buckets=_TOKEN_BUCKETS_S,
+            **own,
+        )
+        self._of_rules(own)
         self.tokens_local = Gauge(
             "tokens_local",
             "1 while prompts are encoded (tokenizer) or rendered (template) without the engine.",
@@ -94,6 +103,36 @@ class Series:
         self.running = Gauge("requests_running", "Requests at work now.", ("engine",), **own)
         self._of_engines(own)
         self.build_info = Gauge("build_info", "What runs.", ("version", "python", "llama"), **own)
+
+    def _of_rules(self, own: Any) -> None:
+        profile, by_reason, by_result = ("profile",), ("profile", "reason"), ("profile", "result")
+        self.regret_seconds = Counter(
+            "regret_seconds_total",
+            "Seconds lost against the best slot at once, by what stood in the way.",
+            by_reason,
+            **own,
+        )
+        self.hold_seconds = Counter(
+            "hold_seconds_total",
+            "Seconds idle slots were kept for their owners, by how that ended.",
+            by_result,
+            **own,
+        )
+        self.home_waits = Counter(
+            "home_waits_total", "Waits for a busy home, by what came of them.", by_result, **own
+        )
+        self.promotions = Counter(
+            "promotions_total", "Requests that went first because they waited.", by_reason, **own
+        )
+        self.working_set_ratio = Gauge(
+            "working_set_ratio", "Live conversations over what stays warm.", profile, **own
+        )
+        self.fairness = Gauge(
+            "fairness_jain_index", "Of what the keys were served lately; 1: alike.", profile, **own
+        )
+        self.sessions = Gauge(
+            "sessions", "Remembered conversations, by state.", ("profile", "state"), **own
+        )
 
     def _of_engines(self, own: Any) -> None:
         slot = ("engine", "slot")

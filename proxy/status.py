@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from policies.types import SlotId
 from proxy import words
-from proxy.book import Profile, Waiter
+from proxy.book import Profile
 from proxy.events import Waiting
 from proxy.mirror import SlotMirror
 from proxy.running import Running
+from proxy.standing import limit, standing
+from proxy.waiter import Waiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,18 @@ def _in_words(waiter: Waiter, now: float) -> str:
 
 def profile_json(profile: Profile, now: float) -> dict[str, object]:
     """One profile for ``/slotwise/status``."""
+    now_is, (most, why) = standing(profile, now), limit(profile)
     return {
         "running": len(profile.running),
         "peak_running": profile.peak_running,
-        "max_running": profile.params.queue.max_running,
+        "max_running": most,
+        "max_running_why": why,
         "typical_pause_s": round(profile.gap_s, 3),
+        "working_set_ratio": round(now_is.working_set, 3),
+        "fairness_jain_index": round(now_is.fairness, 3),
+        "new_sessions_wait": profile.cap_stopped,
+        "sessions": {state.value: count for state, count in now_is.sessions.items()},
+        "cost": _cost_json(profile),
         "engines": {
             e.name: {
                 "pins": e.pins,
@@ -83,6 +92,19 @@ def profile_json(profile: Profile, now: float) -> dict[str, object]:
             for e in profile.engines.values()
         },
         "waiting": [_waiter_json(w, ahead, now) for ahead, w in enumerate(profile.line)],
+    }
+
+
+def _cost_json(profile: Profile) -> dict[str, object]:
+    """What work costs, as the engine has told by so many reports."""
+    cost, fit = profile.params.cost, profile.learned.fit
+    return {
+        "reports": fit.reports,
+        "fitted": cost.fit,
+        **{
+            name: float(f"{getattr(cost, name):.4g}")
+            for name in ("prefill_c_s", "prefill_a_s", "prefill_b_s", "decode_s", "decode_more_s")
+        },
     }
 
 
@@ -121,6 +143,7 @@ def _slot_json(profile: Profile, mirror: SlotMirror, now: float) -> dict[str, ob
         "idle_s": round(now - content.last_used, 3) if content.view else None,
         "request": mirror.request.id if mirror.request else None,
         "rule": running.rule.value if running else None,
+        "why": running.why if running else None,
     }
 
 

@@ -19,19 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
 PURE = (
-    *(
-        "events",
-        "mirror",
-        "contexts",
-        "running",
-        "learned_cost",
-        "book",
-        "holds",
-        "status",
-        "scheduler",
-        "sse",
-        "sections",
-    ),
+    *("events", "mirror", "contexts", "running", "learned_cost", "waiter", "keeping", "book"),
+    *("placing", "holds", "standing", "status", "scheduler", "sse", "sections"),
     *("shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain", "last_hour", "words"),
     *("reserves", "reclaiming", "memory_gate"),

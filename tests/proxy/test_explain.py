@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from policies.attribution import Cause, Share, Span
-from policies.types import Rule, SlotId
+from policies.regret import Loss, Obstacle
+from policies.types import Reason, Rule, SlotId
 from proxy.events import Failure
 from proxy.explain import (
     Texts,
@@ -61,6 +62,9 @@ def record(*spans: tuple[Cause, int], **more: Any) -> Record:
         "failure": None,
         "cache_prompt": True,
         "known": Known(),
+        "why": "shares 9000 of 9001 tokens served there",
+        "wait_reason": Reason.HOME_BUSY,
+        "regret": (Loss(Obstacle.BUSY, 10.0),),
     }
     return Record(**{**told, **more})
 

@@ -1,0 +1,100 @@
+"""A waiting request: how it compares with every slot, and what it has waited for so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies import continuation
+from policies.order import Class
+from policies.params import Params
+from policies.regret import Loss, Obstacle, waiting_for
+from policies.types import Hold, Match, Reason, WaitingView
+from policies.working_set import Context
+from proxy.mirror import SlotMirror
+
+_LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A request between its arrival and its placement."""
+
+    view: WaitingView
+    deadline: float  # s
+    context: Context  # its conversation
+    versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
+    epoch: int = -1  # the sum of them
+    reason: Reason = Reason.NONE
+    why: str = ""
+    recheck: float | None = None  # s
+    place: Class = Class.NEWCOMER  # in the line, as of the last decision
+    home_busy: bool = False  # it has waited for its home
+    overtaken_by: set[str] = field(default_factory=set)  # requests that came later and run
+    since: float = 0.0  # when it began to wait for what it waits for now (s)
+    _lost_s: dict[Obstacle, float] = field(default_factory=dict)
+
+    def compare(self, mirrors: list[SlotMirror], epoch: int, params: Params) -> None:
+        """Bring the matches up to date: only slots whose view changed are compared again.
+
+        ``epoch`` is the sum of the mirrors' versions: they only grow, so an equal sum means that
+        nothing changed.
+        """
+        if epoch == self.epoch:
+            return
+        versions, matches = self.versions, self.view.matches
+        self.epoch = epoch
+        changed = False
+        for index, mirror in enumerate(mirrors):
+            if versions[index] != mirror.version:
+                changed = True
+                versions[index] = mirror.version
+                matches[index] = continuation.match(
+                    self.view.request, mirror.content.view, mirror.content.session, params.home
+                )
+        if changed:
+            self.view.owns = continuation.owns(matches)
+
+    def restart(self, mirrors: list[SlotMirror]) -> None:
+        """The set of slots changed: every comparison is to be made anew."""
+        self.versions = [-1] * len(mirrors)
+        self.epoch = -1
+        self.view.matches = [Match(0, False, False, "stranger")] * len(mirrors)
+        self.view.owns = False
+
+    def hold(self, verdict: Hold, now: float) -> None:
+        """It goes on waiting, for this reason."""
+        if verdict.reason is not self.reason:
+            self._waited(now)
+            self.reason = verdict.reason
+            self.home_busy |= verdict.reason is Reason.HOME_BUSY
+        self.why = verdict.why
+        self.recheck = None
+        if verdict.recheck_s is not None:
+            self.recheck = now + max(_LEAST_RECHECK_S, verdict.recheck_s)
+
+    def overtaken(self, by: str, now: float) -> None:
+        """A request that came later was placed first."""
+        if not self.overtaken_by:
+            self._waited(now)
+        self.overtaken_by.add(by)
+
+    def overtaker_ended(self, id: str, now: float) -> None:
+        """If that one was placed first, it is not in the way any more."""
+        if self.overtaken_by == {id}:
+            self._waited(now)
+        self.overtaken_by.discard(id)
+
+    def lost(self, now: float) -> list[Loss]:
+        """The seconds it has waited, by what for."""
+        self._waited(now)
+        return [Loss(obstacle, seconds) for obstacle, seconds in self._lost_s.items() if seconds]
+
+    def waited_for(self, obstacle: Obstacle) -> bool:
+        """Whether it did, before what it waits for now."""
+        return obstacle in self._lost_s
+
+    def _waited(self, now: float) -> None:
+        obstacle = waiting_for(self.reason, bool(self.overtaken_by))
+        if obstacle is not None:
+            self._lost_s[obstacle] = self._lost_s.get(obstacle, 0.0) + now - self.since
+        self.since = now
