@@ -9,7 +9,7 @@ from policies.affinity import is_live, kept_for_s, learned_gap_s
 from policies.cost import run_s
 from policies.decide import View
 from policies.params import Params
-from policies.types import Match, Request, SlotView, WaitingView
+from policies.types import Match, Reason, Request, SlotView, WaitingView
 from policies.working_set import WorkingSet
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished

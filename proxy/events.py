@@ -285,12 +285,10 @@ class HoldEnded:
     slot: SlotId
     profile: str
     result: HoldResult
-    kept_s: float  # from the first decision that made somebody wait for it
+    kept_s: float  # while somebody waited who could have had it
 
 
-Action = (
-    Dispatch | Refuse | AskSlots | WakeAt | Mismatch | HoldEnded | Reclaim | Reclaimed
-)
+Action = Dispatch | Refuse | AskSlots | WakeAt | Mismatch | HoldEnded | Reclaim | Reclaimed
 
 
 # ---------------------------------------------------------------- what can be asked

@@ -11,7 +11,7 @@ from policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
 from policies.working_set import longest_wait_s
 from proxy.book import Profile
 from proxy.contexts import BACKGROUND_KINDS
-from proxy.placing import UNPINNED
+from proxy.placement import UNPINNED
 from proxy.running import Engine
 from proxy.waiter import Waiter
 

@@ -1,12 +1,14 @@
 """How the idle slots that were kept for their owners ended: what holding them was good for.
 
-A slot counts as kept from the first decision that made somebody wait and left it alone.
+What counts is the time in which somebody waited who could have had the slot. A hold begins with the
+first decision that leaves a kept slot alone and makes a request wait, and ends when the slot is
+taken or its owner's time is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from policies.affinity import kept_for_s
 from policies.params import Keep
@@ -14,9 +16,16 @@ from policies.types import SlotId, SlotView
 from proxy.events import HoldEnded, HoldResult
 
 
-class _Kept(NamedTuple):
-    since: float  # s
+@dataclass(slots=True)
+class _Hold:
     until: float  # s
+    since: float | None  # s, somebody waits for it; None: not now
+    kept_s: float = 0.0  # before
+
+    def pause(self, now: float) -> None:
+        if self.since is not None:
+            self.kept_s += max(0.0, min(now, self.until) - self.since)
+            self.since = None
 
 
 class Keeping:
@@ -24,31 +33,42 @@ class Keeping:
 
     def __init__(self, profile: str) -> None:
         self._profile = profile
-        self._kept: dict[SlotId, _Kept] = {}
+        self._holds: dict[SlotId, _Hold] = {}
 
     def left_alone(self, slots: Sequence[SlotView], knobs: Keep, now: float) -> None:
         """Somebody waits who could have had one of the slots that are kept."""
         for slot in slots:
-            if slot.kept and slot.id not in self._kept:
+            if not slot.kept:
+                continue
+            hold = self._holds.get(slot.id)
+            if hold is None:
                 until = now + kept_for_s(slot.gap_s, knobs) - slot.idle_s
-                self._kept[slot.id] = _Kept(now, until)
+                self._holds[slot.id] = _Hold(until, now)
+            elif hold.since is None:
+                hold.since = now
+
+    def nobody_waits(self, now: float) -> None:
+        """Nobody is kept from them any more."""
+        for hold in self._holds.values():
+            hold.pause(now)
 
     def expired(self, now: float) -> list[HoldEnded]:
         """Those whose owners have had their time."""
-        over = [slot for slot, kept in self._kept.items() if kept.until <= now]
+        over = [slot for slot, hold in self._holds.items() if hold.until <= now]
         return [self._ended(slot, HoldResult.EXPIRED, now) for slot in over]
 
     def taken(self, slot: SlotId, by_owner: bool, now: float) -> list[HoldEnded]:
         """A request was placed there."""
-        if slot not in self._kept:
+        if slot not in self._holds:
             return []
         return [self._ended(slot, HoldResult.RETURNED if by_owner else HoldResult.BROKEN, now)]
 
     def lost(self, engine: str) -> None:
         """The engine is gone, and nobody's slot is kept there."""
-        for slot in [slot for slot in self._kept if slot.engine == engine]:
-            del self._kept[slot]
+        for slot in [slot for slot in self._holds if slot.engine == engine]:
+            del self._holds[slot]
 
     def _ended(self, slot: SlotId, result: HoldResult, now: float) -> HoldEnded:
-        kept = self._kept.pop(slot)
-        return HoldEnded(slot, self._profile, result, min(now, kept.until) - kept.since)
+        hold = self._holds.pop(slot)
+        hold.pause(now)
+        return HoldEnded(slot, self._profile, result, hold.kept_s)

@@ -51,7 +51,7 @@ from proxy.events import (
 from proxy.holds import not_cold, not_yet, unpinned_verdict
 from proxy.memory_gate import MemoryGate, MemoryRules, placing
 from proxy.mirror import SlotMirror, SlotState
-from proxy.placing import UNPINNED, story
+from proxy.placement import UNPINNED, story
 from proxy.running import Engine, Running
 from proxy.standing import Standing, standing
 from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
@@ -319,6 +319,7 @@ class Scheduler:
         out.extend(profile.keeping.expired(now))
         if not profile.waiters:
             profile.line = []
+            profile.keeping.nobody_waits(now)
             return
         working_set = profile.working_set(now)
         profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
@@ -345,6 +346,8 @@ class Scheduler:
                 view, epoch = profile.view(now, working_set), profile.epoch
         if any(waiter.reason is Reason.HELD for waiter in profile.waiters.values()):
             profile.keeping.left_alone(view.slots, profile.params.keep, now)
+        else:
+            profile.keeping.nobody_waits(now)
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
         out += (asked := self.memory.ask(self._profiles, now))

@@ -154,6 +154,7 @@ def test_the_headers_tell_slot_rule_and_numbers(stub: StubServer) -> None:
             headers = (await p.client.post(CHAT, json=chat())).headers
             assert headers["x-slotwise-slot"] == "e0/0"  # short work sits low
             assert headers["x-slotwise-rule"] == "home"
+            assert re.fullmatch(r"shares \d+ of \d+ tokens served there", headers["x-slotwise-why"])
             n = int(headers["x-slotwise-prompt-tokens"])
             assert headers["x-slotwise-expected-cached"] == str(n - 1)
             assert int(headers["x-slotwise-wait-ms"]) < 1000
@@ -197,7 +198,7 @@ def test_comments_come_from_arrival_until_the_first_byte(stub: StubServer) -> No
             assert len([line for line in lines if "max_running" in line]) >= 3
             (decided,) = [line for line in lines if line.startswith(": slotwise ")]
             assert re.fullmatch(
-                r": slotwise slot=e0/\d rule=\w+ cached=\d+ wait_ms=\d+", decided
+                r": slotwise slot=e0/\d rule=\w+ cached=\d+ wait_ms=\d+ why: .+", decided
             ), decided
             after = lines[lines.index(decided) + 1 :]
             assert after
