@@ -1,8 +1,9 @@
 """Do prompts become the engine's own tokens, at what cost: ``python -m bench.tokens_bench``.
 
 ``--equality``: thousands of hard prompts through the real engine, every id compared. Without: one
-agent's conversation of 100,000 tokens that adds 500 a turn; encoding and rendering against doing it
-anew and against the engine, and how long a body of 30 MB holds up everybody else.
+agent's conversation of 100,000 tokens that adds 500 a turn, at once and after a pause; encoding and
+rendering against doing it anew and against the engine, and how long a body of 30 MB holds up
+everybody else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from rich.console import Console
@@ -34,10 +35,13 @@ from proxy.tokenize import Tokenizer
 
 PROVE_S = 120.0
 TURN_CHARS = 1700  # some 500 tokens of code
-TURNS = 9
+TURNS = 40
+TIMES_ANEW = 7
+PAUSES_S = (0.0, 0.5)  # before each turn; after some rest caches are cold and processes asleep
+WIDTH = 100  # of the table, also where it goes into a file
 BIG_BYTES = 30_000_000
 MODELS = {"tiny": engines.tiny_model, "gemma": engines.gemma_model}
-Row = tuple[str, str, str]
+Row = tuple[str, str, str, str]
 
 
 class BenchError(RuntimeError):
@@ -128,47 +132,89 @@ async def timed(work: Awaitable[Any]) -> tuple[float, Any]:
 
 
 async def costs(path: Path, url: str, tokens: int) -> list[Row]:
-    """The table: what, ms, and the ratio that is asked for."""
+    """The table: what, ms in the middle and at the 95th percentile, and the ratios asked for."""
     async with proven(path, url) as (tokenizer, engine, known):
         messages, turn = conversation(tokens)
         body = {"messages": messages}
         assert known.prompts is not None
         text = await known.text(engine, body, known.plan(body))
-        whole_ms, mapped = await timed(known.prompts.encode(text))
         engine_ms, ids = await timed(engine.tokenize(text))
-        if mapped.tokens != pack(ids):
-            raise BenchError("the ids differ")
-        rows: dict[str, list[float]] = {"template": [], "render": [], "encode": [], "all": []}
-        for _ in range(TURNS):
-            messages += turn()
-            template_ms, text = await timed(engine.apply_template(body))
-            render_ms, mine = await timed(known.text(engine, body, known.plan(body)))
-            encode_ms, mapped = await timed(known.prompts.encode(mine))
-            if mine != text or mapped.tokens != pack(await engine.tokenize(text)):
-                raise BenchError("a turn differs from the engine's")
-            messages += turn()
-            all_ms, _ = await timed(tokenizer.encode(engine, request(Kind.CHAT, body)))
-            for name, ms in zip(rows, (template_ms, render_ms, encode_ms, all_ms), strict=True):
-                rows[name].append(ms)
-        middle = {name: median(values) for name, values in rows.items()}
-        both = middle["render"] + middle["encode"]
+        rows: list[Row] = [
+            (f"the engine's /tokenize, {len(ids)} tokens", f"{engine_ms:.1f}", "", "")
+        ]
+        for pause_s in PAUSES_S:
+            text = await known.text(engine, body, known.plan(body))
+            turns = Turns(await anew(tokenizer, known, text))
+            for _ in range(TURNS):
+                messages += turn()
+                await asyncio.sleep(pause_s)
+                await turns.one(engine, known, body)
+                messages += turn()
+                await asyncio.sleep(pause_s)
+                ms, _ = await timed(tokenizer.encode(engine, request(Kind.CHAT, body)))
+                turns.all.append(ms)
+            rows += turns.rows(f"{pause_s:g} s after another" if pause_s else "at once")
         kept = tokenizer.segments.size_bytes + tokenizer.trails.size_bytes
         most = tokenizer.segments.max_bytes + tokenizer.trails.max_bytes
-        template = middle["template"]
+        return [*rows, ("kept (MB of at most)", f"{kept / 1e6:.1f}", f"{most / 1e6:.0f}", "")]
+
+
+async def anew(tokenizer: Tokenizer, known: Knowledge, text: str) -> list[float]:
+    """Times of encoding it with nothing kept, in ms."""
+    assert known.prompts is not None
+    times: list[float] = []
+    for _ in range(TIMES_ANEW):
+        tokenizer.segments.clear()
+        tokenizer.trails.clear()
+        ms, _ = await timed(known.prompts.encode(text))
+        times.append(ms)
+    return times
+
+
+class Turns:
+    """Times of many turns, in ms: of the engine's rendering, and of what is done here.
+
+    ``anew``: times of encoding such a prompt with nothing kept.
+    """
+
+    def __init__(self, anew: list[float]) -> None:
+        self.anew = anew
+        self.template: list[float] = []
+        self.render: list[float] = []
+        self.encode: list[float] = []
+        self.all: list[float] = []
+
+    async def one(self, engine: EngineClient, known: Knowledge, body: dict[str, Any]) -> None:
+        """Render and encode a turn here, then let the engine do it, and compare."""
+        assert known.prompts is not None
+        render_ms, mine = await timed(known.text(engine, body, known.plan(body)))
+        encode_ms, mapped = await timed(known.prompts.encode(mine))
+        template_ms, text = await timed(engine.apply_template(body))
+        if mine != text or mapped.tokens != pack(await engine.tokenize(text)):
+            raise BenchError("a turn differs from the engine's")
+        self.template.append(template_ms)
+        self.render.append(render_ms)
+        self.encode.append(encode_ms)
+
+    def rows(self, when: str) -> list[Row]:
+        """``when``: the turns came."""
+        both = [r + e for r, e in zip(self.render, self.encode, strict=True)]
+        template = median(self.template)
         return [
-            (f"encode {len(ids)} tokens anew, here", f"{whole_ms:.1f}", ""),
-            ("the same by the engine's /tokenize", f"{engine_ms:.1f}", ""),
-            _row("encode a turn that adds 500", middle["encode"], whole_ms, "of anew"),
-            ("the engine's /apply-template", f"{template:.1f}", ""),
-            ("render here", f"{middle['render']:.2f}", ""),
-            _row("render + encode", both, template, "of /apply-template"),
-            _row("a whole request, with its sections", middle["all"], template, "of it"),
-            ("kept (MB of at most)", f"{kept / 1e6:.1f}", f"{most / 1e6:.0f}"),
+            (f"turns of +500 tokens, {when}", "", "", ""),
+            _row("  encode the whole anew", self.anew),
+            _row("  encode", self.encode, median(self.anew), "anew"),
+            _row("  the engine's /apply-template", self.template),
+            _row("  render", self.render),
+            _row("  render + encode", both, template, "the engine's"),
+            _row("  all, with its sections", self.all, template, "the engine's"),
         ]
 
 
-def _row(what: str, ms: float, against_ms: float, of: str) -> Row:
-    return what, f"{ms:.2f}", f"{ms / against_ms:.4f} {of}"
+def _row(what: str, times_ms: list[float], against_ms: float = 0, of: str = "") -> Row:
+    middle, high = median(times_ms), quantiles(times_ms, n=20)[-1]
+    ratios = f"{middle / against_ms:.3f}, {high / against_ms:.3f} of {of}" if of else ""
+    return what, f"{middle:.2f}", f"{high:.2f}", ratios
 
 
 async def stalls(path: Path, url: str) -> list[Row]:
@@ -196,7 +242,7 @@ async def stalls(path: Path, url: str) -> list[Row]:
             ms, encoded = await timed(tokenizer.encode(engine, body))
             ticking.cancel()
             what = f"30 MB as {name}: {len(encoded.tokens)} tokens"
-            rows.append((what, f"{ms:.0f}", f"others waited {longest:.0f} ms at most"))
+            rows.append((what, f"{ms:.0f}", "", f"others waited {longest:.0f} ms at most"))
     return rows
 
 
@@ -217,7 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measure(name: str, chosen: argparse.Namespace) -> int:
     model = MODELS[name]()
-    console = Console()
+    console = Console(width=WIDTH)
     with engines.bare(model, ("-c", "4096", "-np", "1")) as server:
         if chosen.equality:
             compared, differing = asyncio.run(differences(model.path, server.url, chosen.prompts))
@@ -230,8 +276,8 @@ def measure(name: str, chosen: argparse.Namespace) -> int:
         if name == "tiny":
             rows += asyncio.run(stalls(model.path, server.url))
     table = Table(title=name)
-    for heading in ("", "ms", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+    for heading in ("", "ms", "p95 ms", "ratios of both"):
+        table.add_column(heading, justify="right" if heading.endswith("ms") else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -73,7 +73,8 @@ class Tokens:
         """
         if not 0 <= n <= len(self):
             raise ValueError(f"n: expected 0 to {len(self)}, got {n}")
-        packed = self._packed[: n * _ID_BYTES] + packed_tail
+        # Joined from a view: a slice would copy a long prompt once more.
+        packed = b"".join((memoryview(self._packed)[: n * _ID_BYTES], packed_tail))
         known = self._chain[: n // BLOCK_TOKENS]
         return Tokens(packed, known + _digest_chain(packed, known))
 

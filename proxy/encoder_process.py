@@ -1,8 +1,9 @@
 """The process that a local tokenizer lives in: frames in, frames out, until its input ends.
 
 A frame is its length in 4 bytes and a pickle: ``(number, what)``. The first one brings the source
-to build from and is answered by the special tokens, or by a text that says why there are none; all
-others bring segments and are answered by their packed ids, as each gets done.
+to build from and is answered by the size of its vocabulary and its special tokens, or by a text
+that says why there are none; all others bring segments and are answered by their packed ids, as
+each gets done.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def main() -> None:
     encoder: LocalEncoder | None = None
     try:
         encoder = given.build()
-        answer: Any = {**encoder.cuts.clean, **dict(encoder.cuts.tangled)}
+        specials = {**encoder.cuts.clean, **dict(encoder.cuts.tangled)}
+        answer: Any = encoder.tokens, specials
     except UnsupportedError as error:
         answer = str(error)
     except MemoryError:

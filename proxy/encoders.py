@@ -16,13 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from proxy.encoder_process import LENGTH, frame
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError
 from proxy.fim import InfillFlags
-from proxy.local_encoder import LocalEncoder, UnsupportedError, from_file, from_vocabulary
+from proxy.local_encoder import (
+    PARALLELISM,
+    LocalEncoder,
+    UnsupportedError,
+    from_file,
+    from_vocabulary,
+)
 from proxy.segments import Cuts
 from proxy.vocabulary import Vocabulary
 
@@ -84,6 +90,13 @@ class Encoder(Protocol):
         """
 
 
+class Built(NamedTuple):
+    """What a local tokenizer says of itself."""
+
+    tokens: int  # in its vocabulary
+    specials: dict[str, int]  # text -> id
+
+
 class ProcessEncoder:
     """A local tokenizer in one process of its own; it ends with this one, whatever happens."""
 
@@ -95,15 +108,19 @@ class ProcessEncoder:
         self._numbers = count()
         self.gone = "it was not started"
 
-    async def start(self) -> dict[str, int]:
-        """Build it; returns the special tokens. Raises :class:`UnsupportedError`."""
+    async def start(self) -> Built:
+        """Build it. Raises :class:`UnsupportedError`."""
         self.close("it is built anew")
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "proxy.encoder_process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    PARALLELISM: "true",
+                },
             )
             self._reading = asyncio.create_task(self._read(self._process))
             built = await self._ask(BUILD_TIMEOUT_S, self._source)
@@ -112,8 +129,7 @@ class ProcessEncoder:
         if isinstance(built, str):
             self.close(built)
             raise UnsupportedError(built)
-        specials: dict[str, int] = built
-        return specials
+        return Built(*built)
 
     async def encode(self, segments: Sequence[str]) -> list[bytes]:
         packed: list[bytes] = []

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from proxy.encoders import EncoderGoneError, EngineEncoder, ProcessEncoder, Source
+from proxy.encoders import Encoder, EncoderGoneError, EngineEncoder, Source
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.known_prompts import SegmentCache, Trails
@@ -123,7 +123,9 @@ class Knowledge:
         try:
             encoder, cuts = await self._local.get()
             prompts = self._encoder_of(encoder, cuts, edges, self._local.salt)
-            why = await self._differs(engine, prompts, encoder, cuts, edges)
+            why = None
+            for part in encoder.parts:
+                why = why or await self._differs(engine, part, cuts, edges)
         except (UnsupportedError, EncoderGoneError) as error:
             why = str(error)
         else:
@@ -147,21 +149,18 @@ class Knowledge:
             return why
         encoder = EngineEncoder(engine, cuts)
         prompts = self._encoder_of(encoder, cuts, edges, self._salt)
-        if await self._differs(engine, prompts, encoder, cuts, edges) is not None:
+        if await self._differs(engine, encoder, cuts, edges) is not None:
             return why
         self.prompts = prompts
         return f"{why}; new segments only"
 
-    def _encoder_of(
-        self, encoder: ProcessEncoder | EngineEncoder, cuts: Cuts, edges: Edges, salt: bytes
-    ) -> PromptEncoder:
+    def _encoder_of(self, encoder: Encoder, cuts: Cuts, edges: Edges, salt: bytes) -> PromptEncoder:
         return PromptEncoder(encoder, cuts, edges, salt, self._segments, self._trails)
 
     async def _differs(
         self,
         engine: EngineClient,
-        prompts: PromptEncoder,
-        encoder: ProcessEncoder | EngineEncoder,
+        encoder: Encoder,
         cuts: Cuts,
         edges: Edges,
     ) -> str | None:

@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
 from proxy.segments import Cuts
 from proxy.vocabulary import TokenType, Vocabulary
 
-# Said explicitly, the library does not warn when the process forks later on.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+PARALLELISM = "TOKENIZERS_PARALLELISM"
+"""Read by the library at each call: whether threads of its own encode several texts at once."""
+# For short texts they are a detour; the process for the long ones has it switched on. And said
+# explicitly, the library does not warn when the process forks later on.
+os.environ.setdefault(PARALLELISM, "false")
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -117,6 +120,11 @@ class LocalEncoder:
         self._tokenizer = tokenizer
         self._escape = escape
         self._space_first = space_first
+
+    @property
+    def tokens(self) -> int:
+        """How many the vocabulary holds."""
+        return self._tokenizer.get_vocab_size()
 
     def encode(self, segments: Sequence[str]) -> list[bytes]:
         split = [self.cuts.fragments(segment) for segment in segments]

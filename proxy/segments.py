@@ -11,7 +11,7 @@ may also be cut behind a run of them; that is done where it gets long.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 _CHUNK_CHARS = 2048  # a segment longer than this is cut behind a run, where there are runs
 _WINDOW_CHARS = 2**20  # one search holds the interpreter: a few ms at most
@@ -35,6 +35,8 @@ class Cuts:
         self._search = re.compile(_trie(self.clean)) if self.clean else None
         runs = "".join(map(re.escape, _run_characters(specials)))
         self._run = re.compile(f"([{runs}])\\1*") if runs else None
+        self._only_runs = _runs_search([text for text, _ in self.tangled])
+        self._ids = dict(self.tangled)
 
     def pieces(self, text: str, start: int = 0) -> Iterator[tuple[Piece, int]]:
         """The text from ``start`` on, cut; each piece with the position just past it."""
@@ -56,9 +58,24 @@ class Cuts:
     def fragments(self, segment: str) -> list[Piece]:
         """A segment as the engine sees it: tangled special tokens out, in the engine's order."""
         parts: list[Piece] = [segment]
+        if self._only_runs is not None:
+            return self._runs_out(segment, self._only_runs)
         for special, i in self.tangled:
             if special in segment:
                 parts = [new for part in parts for new in _taken_out(part, special, i)]
+        return parts
+
+    def _runs_out(self, segment: str, runs: re.Pattern[str]) -> list[Piece]:
+        parts: list[Piece] = []
+        done = 0
+        for match in runs.finditer(segment):
+            begin, end = match.span()
+            if begin > done:
+                parts.append(segment[done:begin])
+            parts.append(self._ids[match.group()])
+            done = end
+        if done < len(segment):
+            parts.append(segment[done:])
         return parts
 
     def _chunks(self, text: str, start: int, end: int) -> Iterator[tuple[Piece, int]]:
@@ -128,6 +145,28 @@ def _run_characters(specials: Mapping[str, int]) -> list[str]:
     single = {text for text in specials if len(text) == 1}
     spoiled = {char for text in specials if len(set(text)) > 1 for char in text}
     return sorted(single - spoiled)
+
+
+def _runs_search(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """One search for runs of single characters, the longest first; None: others are among them.
+
+    To take the longest out of a run first, then the next, gives what a search from its begin gives.
+    """
+    lengths: dict[str, list[int]] = {}
+    for text in texts:
+        if len(set(text)) != 1:
+            return None
+        lengths.setdefault(text[0], []).append(len(text))
+    options: list[str] = []
+    for char, known in lengths.items():
+        low = high = max(known)
+        for length in [*sorted(known, reverse=True)[1:], 0]:
+            if length == low - 1 and length:
+                low = length
+                continue
+            options.append(f"{re.escape(char)}{{{low},{high}}}")
+            low = high = length
+    return re.compile("|".join(options)) if options else None
 
 
 def _order_matters(texts: list[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import pytest
 
 from launcher import gguf_header, tiny_model
 from policies.prefix import pack
-from proxy import knowledge
+from proxy import knowledge, local_tokenizer
 from proxy.encoders import Source
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError
 from proxy.local_encoder import LocalEncoder, from_vocabulary
+from proxy.local_tokenizer import SHORT_CHARS, HereEncoder
 from proxy.prepare import Kind, prepare
 from proxy.render import Renderer, Template
 from proxy.tokenize import Encoded, Tokenizer
@@ -217,20 +218,69 @@ def test_one_request_in_a_thousand_is_compared_again(
     run(work, source(tiny))
 
 
+def kill_its_process(tokenizer: Tokenizer) -> None:
+    process = tokenizer._locals["main"]._process._process
+    assert process is not None
+    process.kill()
+
+
 def test_a_tokenizer_whose_process_dies_is_replaced_by_the_engine(
     tiny: Path, encoder: LocalEncoder
 ) -> None:
     async def work(tokenizer: Tokenizer) -> None:
         engine = TrueEngine(encoder)
         await proven(tokenizer, engine)
-        process = tokenizer._locals["main"]._encoder._process
-        assert process is not None
-        process.kill()
-        messages = chat("text that is new")
+        kill_its_process(tokenizer)
+        messages = chat("text that is new " * SHORT_CHARS)
         encoded = await encode(tokenizer, engine, messages=messages)
         assert encoded.tokens == await right(engine, messages)
         assert tokenizer.standings()["main"][0].state == "engine"
 
+    run(work, source(tiny))
+
+
+def test_short_texts_need_no_process_where_the_vocabulary_is_small(
+    tiny: Path, encoder: LocalEncoder
+) -> None:
+    async def work(tokenizer: Tokenizer) -> None:
+        engine = TrueEngine(encoder)
+        await proven(tokenizer, engine)
+        kill_its_process(tokenizer)
+        messages = chat("text ☃ that is new")
+        encoded = await encode(tokenizer, engine, messages=messages)
+        assert encoded.tokens == await right(engine, messages)
+        assert tokenizer.standings()["main"][0].state == "local"
+
+    run(work, source(tiny))
+
+
+def test_a_large_vocabulary_is_built_in_the_process_alone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def parts(most: int) -> int:
+        monkeypatch.setattr(local_tokenizer, "SMALL_VOCABULARY_TOKENS", most)
+        local = local_tokenizer.Local("main", source(tiny))
+        try:
+            return len((await local.get())[0].parts)
+        finally:
+            await local.close()
+
+    tokens = len(source(tiny).load_vocabulary().tokens)  # type: ignore[union-attr]
+    assert asyncio.run(parts(tokens)) == 2
+    assert asyncio.run(parts(tokens - 1)) == 1
+
+
+def test_the_tokenizer_for_short_texts_is_proven_on_its_own(
+    tiny: Path, encoder: LocalEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def one_more(_: HereEncoder, segments: Sequence[str]) -> list[bytes]:
+        return [packed + b"\5\0\0\0" for packed in encoder.encode(segments)]
+
+    async def work(tokenizer: Tokenizer) -> None:
+        assert (await proven(tokenizer, TrueEngine(encoder)))[0] == "engine"
+        assert tokenizer.standings()["main"][0].reason.startswith("token")
+
+    monkeypatch.setattr(HereEncoder, "encode", one_more)
     run(work, source(tiny))
 
 

@@ -72,6 +72,20 @@ def test_chat_tokens_and_runs_of_newlines_are_cut_as_the_engine_does(parts: list
     assert cut(Cuts({**CHAT, **RUNS}), text) == partition(text, {**CHAT, **RUNS})
 
 
+@given(
+    st.sets(st.tuples(st.sampled_from(" \n.*"), st.integers(1, 6)), min_size=1),
+    st.lists(st.tuples(st.sampled_from(" \n.*a"), st.integers(1, 15)), max_size=9),
+)
+def test_runs_of_any_lengths_are_cut_as_the_engine_does(
+    runs: set[tuple[str, int]], parts: list[tuple[str, int]]
+) -> None:
+    specials = {char * n: i for i, (char, n) in enumerate(sorted(runs))}
+    text = "".join(char * n for char, n in parts)
+    cuts = Cuts(specials)
+    assert cuts.certain
+    assert cut(cuts, text) == partition(text, specials)
+
+
 @given(st.text("a\n", max_size=60), st.integers(0, 3), st.text("a\n", max_size=9))
 def test_a_long_text_is_also_cut_behind_runs_and_a_longer_one_keeps_those_cuts(
     text: str, long: int, more: str
