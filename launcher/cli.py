@@ -26,7 +26,7 @@ from typing import Any
 
 import uvicorn
 
-from launcher import argv, command_line, gguf_header, residents
+from launcher import argv, command_line, gguf_header, residents, status
 from launcher import explain as ask_why
 from launcher.attach import Attachment
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE
@@ -69,6 +69,10 @@ CHECKS: dict[str, SectionCheck] = {
 }
 
 
+# Commands that ask a running slotwise.
+ASKING = {"explain": ask_why.run, "status": status.run_status, "top": status.run_top}
+
+
 class UsageError(Exception):
     """Something the user can put right; one line, exit status 2."""
 
@@ -84,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] in command_line.MEASURING:
             return _measure(words)
         given = command_line.parser().parse_args(words)
-        if given.command == "explain":
-            return ask_why.run(given)
+        if given.command in ASKING:
+            return ASKING[given.command](given)
         profiles = load_all(given.profiles, CHECKS)
         if given.command == "check":
             print("\n\n".join(command_line.describe(served) for served in profiles))

@@ -12,7 +12,7 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
-from launcher import argv, explain
+from launcher import argv, explain, status
 from launcher.profile import Profile, brought
 from launcher.settings import AttachedServer
 
@@ -67,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_profiles(check)
     explain.add_parser(commands)
+    status.add_parsers(commands)
     for name, what in MEASURING.items():
         commands.add_parser(name, help=what, add_help=False)
     return top

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-KEY_VARIABLE = "SLOTWISE_API_KEY"
+from launcher import asking
+from launcher.asking import AskError
+
 EXIT_FAULT = 1
-_TIMEOUT_S = 10.0
 _MOST_LISTED = 1000
-_ERROR_CHARS = 300
-
-
-class ExplainError(Exception):
-    """Why there is nothing to explain, in one line."""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -40,8 +33,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     which.add_argument("--session", metavar="S", help="the last requests of this session")
     which.add_argument("--last", type=_count, metavar="N", help="the last N requests")
-    parser.add_argument("--url", default=DEFAULT_URL, help="where slotwise serves (%(default)s)")
-    parser.add_argument("--key", help=f"API key, where keys are set (else from {KEY_VARIABLE})")
+    asking.add_address(parser)
     return parser
 
 
@@ -49,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what is asked for; returns the exit status."""
     try:
         found = ask(args)
-    except ExplainError as error:
+    except AskError as error:
         print(f"slotwise: {error}", file=sys.stderr)
         return EXIT_FAULT
     show(found, Console(highlight=False))
@@ -57,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def ask(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The requests asked for, oldest first; raises :class:`ExplainError`."""
+    """The requests asked for, oldest first; raises :class:`AskError`."""
     path, query = "/slotwise/requests", {}
     if args.id is not None:
         path += "/" + quote(args.id, safe="")
@@ -65,12 +57,12 @@ def ask(args: argparse.Namespace) -> list[dict[str, Any]]:
         query = {"session": args.session}
     else:
         query = {"last": str(args.last)}
-    answer = _get(args.url.rstrip("/") + path, query, args.key or os.environ.get(KEY_VARIABLE))
+    answer = asking.get(args, path, query)
     found = [answer] if args.id is not None else answer.get("requests")
     if not isinstance(found, list) or not all("lines" in one for one in found):
-        raise ExplainError(f"{args.url} answers, but not as slotwise does")
+        raise AskError(f"{args.url} answers, but not as slotwise does")
     if not found:
-        raise ExplainError("no request of that session ended" if query else "no request ended")
+        raise AskError("no request of that session ended" if query else "no request ended")
     return found
 
 
@@ -108,31 +100,8 @@ def _number(count: int) -> str:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Never markup, and nothing that moves the cursor: some of it comes from clients."""
-    return Text("".join(c if c.isprintable() else "?" for c in str(text)), style)
-
-
-def _get(url: str, query: Mapping[str, str], key: str | None) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        reply = httpx.get(url, params=query or None, headers=headers, timeout=_TIMEOUT_S)
-        body = reply.json()
-    except ValueError:
-        raise ExplainError(f"{url} answers {reply.status_code}, and not with JSON") from None
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        told = str(error) or type(error).__name__
-        raise ExplainError(f"{url} cannot be asked: {told}") from None
-    if reply.status_code != httpx.codes.OK:
-        raise ExplainError(f"{url} answers {reply.status_code}: {_reason(body)}")
-    if not isinstance(body, dict):
-        raise ExplainError(f"{url} answers, but not as slotwise does")
-    return body
-
-
-def _reason(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    told = error.get("message") if isinstance(error, dict) else body
-    return _text(str(told)[:_ERROR_CHARS]).plain
+    """Never markup."""
+    return Text(asking.printable(text), style)
 
 
 def _count(text: str) -> int:

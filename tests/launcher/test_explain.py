@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from launcher import explain
+from launcher import asking, explain
 
 REQUEST: dict[str, Any] = {
     "id": "req-1",
@@ -41,6 +42,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str | None]] = []
+        self.after: Callable[[], None] = lambda: None  # called after each answer
 
     @property
     def url(self) -> str:
@@ -55,19 +57,27 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(self.server.status)
         self.end_headers()
         self.wfile.write(self.server.body)
+        self.server.after()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextmanager
+def serving() -> Iterator[Server]:
+    """The server, at work in a thread."""
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -119,7 +129,7 @@ def test_an_id_cannot_leave_its_path(server: Server) -> None:
 def test_the_key_may_come_from_the_environment(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(explain.KEY_VARIABLE, "secret")
+    monkeypatch.setenv(asking.KEY_VARIABLE, "secret")
     explain.run(parsed("req-1", "--url", server.url))
     assert server.asked[0][1] == "Bearer secret"
 
