@@ -1,0 +1,201 @@
+"""Reading memory: whatever the files hold, a figure or a reason, and never an exception."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.admission import GIB, Headroom, memory_shortage
+from proxy.meminfo import MemInfo, group_at, own_groups
+from proxy.process_memory import own_bytes, pss_bytes
+from tests.scripted_meminfo import text
+
+NOWHERE = Path("/nonexistent/pressure")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reader(path: Path, **how: Any) -> MemInfo:
+    return MemInfo(path, **{"cgroup": "off", "pressure": NOWHERE, **how})
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    path = tmp_path / "meminfo"
+    path.write_text(text(70, free_gib=2))
+    return path
+
+
+@pytest.mark.parametrize(("free", "available", "fits"), [(2, 70, True), (70, 2, False)])
+def test_available_counts_and_free_does_not(
+    meminfo: Path, free: float, available: float, fits: bool
+) -> None:
+    """Field report R29: the page cache of a copied file is not used memory."""
+    meminfo.write_text(text(available, free_gib=free))
+    found = reader(meminfo).read().available_bytes
+    assert found == available * GIB
+    shortage = memory_shortage(50 * GIB, Headroom(found, 15 * GIB, 0))
+    assert (shortage is None) == fits
+
+
+def test_a_file_that_stops_changing_counts_as_no_memory_until_it_changes(meminfo: Path) -> None:
+    clock = Clock()
+    memory = reader(meminfo, clock=clock, stale_s=2.0)
+    assert memory.read().available_bytes == 70 * GIB
+    clock.now += 2.0
+    assert memory.read().available_bytes == 70 * GIB
+    clock.now += 0.1
+    stale = memory.read()
+    assert (stale.available_bytes, stale.total_bytes) == (None, 128 * GIB)
+    assert "has not changed for 2.1 s" in stale.problem
+    os.utime(meminfo, ns=(1, 1))  # written again, with the same figures
+    assert memory.read().available_bytes == 70 * GIB
+
+
+def test_the_kernels_own_file_is_fresh_at_every_read() -> None:
+    clock = Clock()
+    memory = MemInfo(clock=clock, stale_s=2.0)
+    first = memory.read()
+    clock.now += 1000
+    again = memory.read()
+    assert first.available_bytes
+    assert again.available_bytes
+    assert again.total_bytes >= again.available_bytes
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"garbage",
+        b"\xff\xfe\x00" * 1000,
+        b"MemTotal:       131072 kB\n",
+        b"MemTotal: lots kB\nMemAvailable: 5 kB\n",
+        b"MemTotal: 0 kB\nMemAvailable: 5 kB\n",
+        b"MemTotal: 99999999999999999999 kB\nMemAvailable: 5 kB\n",
+        b"MemTotal: 131072 MB\nMemAvailable: 5 MB\n",
+    ],
+)
+def test_garbage_counts_as_no_memory(meminfo: Path, content: bytes) -> None:
+    memory = reader(meminfo)
+    memory.read()
+    meminfo.write_bytes(content)
+    found = memory.read()
+    assert found.available_bytes is None
+    assert str(meminfo) in found.problem
+
+
+def test_a_file_that_vanishes_or_may_not_be_read_counts_as_no_memory(
+    meminfo: Path, tmp_path: Path
+) -> None:
+    memory = reader(meminfo)
+    meminfo.unlink()
+    assert memory.read().available_bytes is None
+    assert "No such file" in memory.read().problem
+    assert reader(tmp_path).read().available_bytes is None  # a directory
+
+
+def group(directory: Path, version: int, limit: str, used: int, cache: int) -> Path:
+    """A memory cgroup as the kernel shows it; sizes in GiB."""
+    directory.mkdir(parents=True)
+    names = ("memory.max", "memory.current", "inactive_file")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    (directory / names[0]).write_text(limit + "\n")
+    (directory / names[1]).write_text(f"{used * GIB}\n")
+    (directory / "memory.stat").write_text(f"anon 5\n{names[2]} {cache * GIB}\nother 7\n")
+    return directory
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cgroups_lower_limit_counts_and_its_cache_does_not(
+    meminfo: Path, tmp_path: Path, version: int
+) -> None:
+    directory = group(tmp_path / "group", version, str(32 * GIB), used=20, cache=5)
+    found = reader(meminfo, cgroup=str(directory)).read()
+    assert (found.available_bytes, found.total_bytes) == (17 * GIB, 32 * GIB)
+    assert found.limit == str(directory)
+    meminfo.write_text(text(9))
+    assert reader(meminfo, cgroup=str(directory)).read().available_bytes == 9 * GIB
+
+
+@pytest.mark.parametrize(
+    ("version", "limit"), [(1, "9223372036854771712"), (2, "max"), (2, "nonsense")]
+)
+def test_a_cgroup_without_a_limit_changes_nothing(
+    meminfo: Path, tmp_path: Path, version: int, limit: str
+) -> None:
+    directory = group(tmp_path / "group", version, limit, used=20, cache=5)
+    memory = reader(meminfo, cgroup=str(directory))
+    assert memory.read().available_bytes == 70 * GIB
+    assert memory.sources()["cgroup_limits"] == []
+
+
+def test_a_limit_may_stand_at_any_level_above(meminfo: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    group(root / "a" / "b", 2, "max", used=1, cache=0)
+    (root / "a" / "memory.max").write_text(str(8 * GIB))
+    (root / "a" / "memory.current").write_text(str(3 * GIB))
+    (root / "a" / "memory.stat").write_text("")
+    ours = tmp_path / "ours"
+    ours.write_text("0::/a/b\n")
+    assert [g.read() for g in own_groups(root, ours)] == [None, (8 * GIB, 5 * GIB)]
+
+
+def test_both_versions_of_cgroups_are_found_and_none_is_no_fault(tmp_path: Path) -> None:
+    root, ours = tmp_path / "cgroup", tmp_path / "ours"
+    group(root / "memory" / "x", 1, str(GIB), used=0, cache=0)
+    ours.write_text("5:cpu,memory:/x\n1:name=systemd:/\nbroken line\n0::/nowhere\n")
+    assert [g.directory for g in own_groups(root, ours)] == [root / "memory" / "x"]
+    assert own_groups(root, tmp_path / "gone") == []
+    assert group_at(tmp_path / "gone") is None
+
+
+def test_pressure_is_read_where_it_is_told(meminfo: Path, tmp_path: Path) -> None:
+    pressure = tmp_path / "pressure"
+    pressure.write_text("some avg10=9.00 avg60=1\nfull avg10=4.25 avg60=0.10 avg300=0 total=5\n")
+    assert reader(meminfo, pressure=pressure).read().stalled == 4.25
+    assert reader(meminfo).read().stalled is None
+    pressure.write_text("nothing of the kind")
+    memory = reader(meminfo, pressure=pressure)
+    assert memory.read().stalled is None
+    assert memory.sources()["pressure"] is None
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_no_gpu_tool_is_asked(
+    meminfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """Field report R30: an nvidia-smi that says [N/A], or none at all."""
+    called = tmp_path / "called"
+    if installed:
+        smi = tmp_path / "nvidia-smi"
+        smi.write_text(f"#!/bin/sh\ntouch {called}\necho '[N/A], [N/A]'\n")
+        smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    memory = reader(meminfo)
+    assert memory.read().available_bytes == 70 * GIB
+    sources = memory.sources()
+    assert sources["meminfo"] == str(meminfo)
+    assert "none" in str(sources["gpu_tools"])
+    assert not called.exists()
+
+
+def test_a_process_is_told_by_its_own_pages() -> None:
+    mine = bytearray(64 * 2**20)
+    mine[::4096] = b"x" * len(mine[::4096])
+    own, pss = own_bytes(os.getpid()), pss_bytes(os.getpid())
+    assert own is not None
+    assert pss is not None
+    assert own >= len(mine)
+    assert pss["anon"] >= len(mine)
+    assert (own_bytes(2**22 + 7), pss_bytes(2**22 + 7)) == (None, None)
