@@ -121,6 +121,11 @@ def _measure(words: list[str]) -> int:
 
             replay.add_parser(commands)
             return replay.run(parser.parse_args(words), journal.read)
+        if words[0] == "bench":
+            from bench import suite
+
+            suite.add_parser(commands)
+            return suite.run(parser.parse_args(words))
         from bench import simulate
 
         simulate.add_parser(commands)

@@ -22,6 +22,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 HIGHEST_PORT = 65535
 MEASURING = {
     "replay": "send a recorded workload to a server and say what it cost",
+    "bench": "run the project's own measurements and write their tables",
     "simulate": "compare schedules on a recorded workload, in virtual time",
 }
 """Commands of the ``bench`` extra: they take arguments of their own."""
