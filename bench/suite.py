@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench import client, engines, suite_slots
+from bench import client, engines, suite_mixed, suite_slots
 from bench.sender import ReplayError
 from bench.served import Bench
 
@@ -45,6 +45,10 @@ SUITE: Mapping[str, Entry] = {
     "agents": Entry("two agent sessions at once and one after the other", suite_slots.agents),
     "titles": Entry("three conversations with title jobs, no RAM cache", suite_slots.titles),
     "ram-cache": Entry("reuse against the size of the RAM cache", suite_slots.ram_cache),
+    "mixed": Entry("recorded agents and chats mixed, with a RAM cache", suite_mixed.mixed),
+    "mixed-no-ram": Entry("the same without a RAM cache", suite_mixed.mixed_without),
+    "alone": Entry("one recorded agent at a time, as many as slots", suite_mixed.alone),
+    "collapse": Entry("when four slots lose what one slot keeps", suite_mixed.collapse),
 }
 
 
