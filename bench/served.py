@@ -81,9 +81,7 @@ class Bench:
         self, name: str, slots: int, policy: Policy | None = None, ram_tokens: int = 0
     ) -> Arm:
         """slotwise with the costs of the tiny model and the rest of the rules as they come."""
-        rules = {section: dict(values) for section, values in (policy or {}).items()}
-        rules["cost"] = tiny_costs() | rules.get("cost", {})
-        rules["keep"] = {"park_tokens": ram_tokens} | rules.get("keep", {})
+        rules = self.rules(policy, ram_tokens)
         ram_mib = int(_mib(ram_tokens))
         ctx = slots * self.ctx
         return Arm(
@@ -92,6 +90,13 @@ class Bench:
             slots,
             ram_tokens,
         )
+
+    def rules(self, policy: Policy | None, ram_tokens: int) -> dict[str, dict[str, Any]]:
+        """The policy section of slotwise's profile."""
+        rules = {section: dict(values) for section, values in (policy or {}).items()}
+        rules["cost"] = tiny_costs() | rules.get("cost", {})
+        rules["keep"] = {"park_tokens": ram_tokens} | rules.get("keep", {})
+        return rules
 
     # ------------------------------------------------------------ runs
 

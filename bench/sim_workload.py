@@ -72,6 +72,7 @@ class Ask:
     client: str = ""  # who sends it
     guest: bool = False
     with_guest: Ask | None = None  # sent together with it
+    says_limit: bool = False  # whether the request names ``output`` as its limit; guests do
 
 
 @dataclass(slots=True)

@@ -158,7 +158,7 @@ class _Simulation:
             tokens=row.prompt,
             first_user_end=row.first_user_end,
             turns=row.turns,
-            max_tokens=ask.output if ask.guest else None,
+            max_tokens=ask.output if ask.guest or ask.says_limit else None,
             stream=True,
             key=ask.client,
             session="" if ask.guest or self._workload.open_loop else row.session,

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench import client, engines, suite_mixed, suite_slots
+from bench import client, engines, suite_mixed, suite_reality, suite_slots
 from bench.sender import ReplayError
 from bench.served import Bench
 
@@ -49,6 +49,7 @@ SUITE: Mapping[str, Entry] = {
     "mixed-no-ram": Entry("the same without a RAM cache", suite_mixed.mixed_without),
     "alone": Entry("one recorded agent at a time, as many as slots", suite_mixed.alone),
     "collapse": Entry("when four slots lose what one slot keeps", suite_mixed.collapse),
+    "simulator": Entry("the simulator against the engine", suite_reality.reality),
 }
 
 
