@@ -1,8 +1,9 @@
 """A cost model from what a replay measured: what a prompt, a decode step and a state copy take.
 
 Prefill is fitted to the seconds until the first token of calls that had the engine to themselves,
-so what client and server add to each call is in it. Least squares on the *relative* error: a short
-prompt counts as much as a long one.
+so what client and server add to each call is in it. Errors count relative to the fitted seconds, so
+a short prompt weighs as much as a long one, and large ones weigh less: on a busy machine some calls
+take several times as long.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from scipy.optimize import nnls
 
 from bench.cost_model import CostModel, Prefill
 from bench.sender import Outcome
+
+_REWEIGHTED = 20  # times
+_SMALL_ERROR = 0.02  # smaller ones are all alike
 
 
 class Point(NamedTuple):
@@ -41,7 +45,12 @@ def prefill(measured: Sequence[Point]) -> Prefill:
     n0, n1, seconds = (np.asarray(column, dtype=float) for column in zip(*measured, strict=True))
     terms = np.stack([np.ones_like(n0), n1 - n0, (n1**2 - n0**2) / 2], axis=1)
     scale = np.array([1.0, 1e-5, 1e-9])  # seconds a unit, so that the solver sees like sizes
-    found, _ = nnls(terms * scale / seconds[:, None], np.ones_like(seconds))
+    weights = 1 / seconds
+    for _ in range(_REWEIGHTED):
+        found, _ = nnls(terms * scale * weights[:, None], seconds * weights)
+        fitted = np.maximum(terms @ (found * scale), 1e-9)
+        errors = np.abs(seconds - fitted) / fitted
+        weights = 1 / (fitted * np.sqrt(np.maximum(errors, _SMALL_ERROR)))
     c_s, a_s, b_s = found * scale
     return Prefill(c_s=c_s, a_s=max(a_s, 1e-9), b_s=b_s)
 

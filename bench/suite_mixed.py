@@ -23,7 +23,8 @@ SEED = 1
 PARK_TOKENS = 90_000
 MOST_PROMPT = 16_384  # tokens: a session ends before a longer prompt
 MOST_OUTPUT = 32  # tokens of an answer
-TOTAL = 48  # sessions
+TOTAL = 40  # sessions
+MOST_CALLS = 16  # of a session
 THINK_S = 9.0  # median of pauses that were not recorded
 THINK_SCALE = 1 / 30  # the tiny model reads as much faster than a big one
 
@@ -86,7 +87,7 @@ def all_traces(bench: Bench, quick: bool, ram_tokens: int) -> str:
     calls = [call for name in TRACES for call in trace.read(name)]
     wanted = Wanted(
         total=8 if quick else TOTAL,
-        calls=5 if quick else 40,
+        calls=5 if quick else MOST_CALLS,
         most_output=MOST_OUTPUT,
         think_s=THINK_S,
         seed=SEED,
@@ -153,8 +154,9 @@ def _about(script: Script, tokens: dict[str, Tokens], ram_tokens: int) -> str:
     ends = sorted((len(tokens[lane[-1].id]) for lane in script.sessions), reverse=True)
     sets = ", ".join(f"{live}: {live * sum(ends) // len(ends):,}" for live in (8, 16))
     return (
-        f"{', '.join(TRACES)}, mixed: {_size(script, tokens)}; a session ends before a prompt of "
-        f"more than {MOST_PROMPT:,} tokens. Four slots, {ram} in every arm. What so many live "
+        f"{', '.join(TRACES)}, mixed: {_size(script, tokens)} (the first {MOST_CALLS} calls of "
+        f"{TOTAL} sessions drawn at random; a session ends before a prompt of "
+        f"more than {MOST_PROMPT:,} tokens). Four slots, {ram} in every arm. What so many live "
         f"sessions come to at their ends, in the mean, in tokens: {sets}. {_PAUSES}"
     )
 

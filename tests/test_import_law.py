@@ -45,7 +45,7 @@ MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers
 MEASURING |= {"matplotlib", "pydantic"}
 
 
-ASKING = ("causes", "client", "compare", "demo", "engines", "replay", "sender")
+ASKING = ("causes", "client", "compare", "demo", "engines", "replay", "sender", "suite_reality")
 
 
 @dataclass(frozen=True)

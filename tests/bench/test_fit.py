@@ -1,0 +1,87 @@
+"""A cost model is found again from calls that it made."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench import cost_model, fit
+from bench.client import Answer
+from bench.cost_model import CostModel, Prefill
+from bench.fit import Point
+from bench.sender import Outcome, Sent
+from bench.steps import Ids, Step
+from policies.prefix import pack
+
+TRUE = Prefill(c_s=0.004, a_s=2e-5, b_s=6e-9)
+
+
+def seconds(n0: int, n1: int) -> float:
+    return TRUE.c_s + TRUE.a_s * (n1 - n0) + TRUE.b_s * (n1 * n1 - n0 * n0) / 2
+
+
+def measured(noise: float, count: int = 200) -> list[Point]:
+    rng = random.Random(1)
+    found = []
+    for _ in range(count):
+        n1 = rng.randint(50, 20_000)
+        n0 = rng.choice([0, int(n1 * rng.random())])
+        found.append(Point(n0, n1, seconds(n0, n1) * rng.uniform(1 - noise, 1 + noise)))
+    return found
+
+
+def test_the_model_is_found_again() -> None:
+    found = fit.prefill(measured(0.0))
+    assert found.c_s == pytest.approx(TRUE.c_s, rel=1e-3)
+    assert found.a_s == pytest.approx(TRUE.a_s, rel=1e-3)
+    assert found.b_s == pytest.approx(TRUE.b_s, rel=1e-3)
+    assert fit.relative_error(found, measured(0.0)) < 1e-3
+
+
+def test_noise_moves_it_little() -> None:
+    found = fit.prefill(measured(0.3))
+    for n in (200, 4_000, 20_000):
+        cost = found.c_s + found.a_s * n + found.b_s * n * n / 2
+        assert cost == pytest.approx(seconds(0, n), rel=0.1)
+    assert 0.1 < fit.relative_error(found, measured(0.3)) < 0.2
+
+
+def test_no_part_is_negative() -> None:
+    """Faster with depth, by chance: the quadratic part is nothing then."""
+    found = fit.prefill([Point(0, n, 1e-3 * n**0.9) for n in range(100, 5000, 100)])
+    assert found.b_s == 0
+    assert min(found.c_s, found.a_s) >= 0
+
+
+def test_too_few_calls_are_told() -> None:
+    with pytest.raises(ValueError, match="at least 3 calls to fit to, got 2"):
+        fit.prefill(measured(0.0)[:2])
+
+
+def outcome(*answers: Answer) -> Outcome:
+    step = Step("x", "s", Ids(pack([1]), made_up=True), 3)
+    return Outcome([Sent(step, 0.0, 0.0, 1.0, answer) for answer in answers])
+
+
+def test_points_and_steps_are_what_the_engine_told() -> None:
+    answers = (
+        Answer(100, 40, 10, told_cached=True, ttft_s=0.5, decode_s=0.2),
+        Answer(200, 0, 10, told_cached=True, ttft_s=1.5, decode_s=0.4),
+        Answer(200, 0, 10, told_cached=True, ttft_s=1.5, decode_s=0.3),
+    )
+    assert fit.points(outcome(*answers))[:2] == [Point(40, 100, 0.5), Point(0, 200, 1.5)]
+    assert fit.decode_step_s(outcome(*answers)) == pytest.approx(0.03)
+    with pytest.raises(ValueError, match="does not tell"):
+        fit.decode_step_s(outcome(Answer(prompt_tokens=1)))
+
+
+def test_what_is_written_is_read_again() -> None:
+    model = CostModel(
+        about="made up",
+        prefill=TRUE,
+        decode_step_s={1: 0.0005, 4: 0.001},
+        copy_tokens_per_s=2e6,
+        batch_tokens=512,
+    )
+    assert cost_model.parse(fit.as_yaml(model, "a comment"), "made up") == model

@@ -1,0 +1,115 @@
+"""``slotwise bench``: what it writes, what it refuses, and one small run on the real engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench import engines, served, suite, suite_reality, suite_slots, workload
+from bench.client import Answer
+from bench.scripts import Wanted, of_calls
+from bench.sender import Outcome, Sent
+from bench.served import Bench
+from bench.steps import Ids, Script, Step
+from bench.suite import Entry
+from bench.suite_mixed import shorter
+from launcher import cli
+from policies.prefix import Tokens, pack
+
+ENGINE = importlib.util.find_spec("xllamacpp")
+needs_engine = pytest.mark.skipif(not ENGINE, reason="no embedded engine (xllamacpp)")
+
+
+@needs_engine
+def test_a_measurement_is_written_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = Entry("what it shows", lambda bench, quick: f"| figure |\nquick: {quick}")
+    monkeypatch.setattr(suite, "SUITE", {"one": entry, "other": entry})
+    assert cli.main(["bench", "--only", "one", "--quick", "--out", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["one-quick.md"]
+    text = (tmp_path / "one-quick.md").read_text()
+    assert text.startswith("# What it shows\n\n`slotwise bench --only one --quick`\n")
+    assert "quick: True" in text
+    assert "tiny model; load" in text
+    assert "| figure |" in capsys.readouterr().out
+
+
+def test_the_list_and_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(suite.SUITE)
+    assert cli.main(["bench", "--only", "nosuch"]) == 2
+    assert capsys.readouterr().err.startswith("bench: 'nosuch' is not one of newsroom, ")
+
+
+def step(name: str, tokens: int, session: str = "s") -> Step:
+    return Step(name, session, Ids(pack(range(tokens)), made_up=True), 4)
+
+
+def test_sessions_end_before_a_prompt_that_is_too_long() -> None:
+    lanes = [[step("a", 5), step("b", 11), step("c", 6)], [step("d", 12)]]
+    tokens = {s.id: s.prompt.tokens for lane in lanes for s in lane if isinstance(s.prompt, Ids)}
+    kept = shorter(Script(lanes), tokens, 10)
+    assert [[s.id for s in lane] for lane in kept.sessions] == [["a"]]
+
+
+def test_bounds_are_counted_in_the_order_of_the_first_tokens() -> None:
+    tokens: dict[str, Tokens] = {"short": pack(range(400)), "long": pack(range(1000))}
+
+    def sent(name: str, ttft_s: float) -> Sent:
+        answer = Answer(len(tokens[name]), 0, 1, ttft_s=ttft_s)
+        return Sent(step(name, 1), 0.0, 0.0, ttft_s, answer)
+
+    first_short = Outcome([sent("long", 2.0), sent("short", 1.0)])
+    rows = served.served_rows(first_short, tokens)
+    assert [len(row.prompt) for row in rows] == [400, 1000]
+    assert served.infinite(rows) == 400 / 1400
+    assert served.best_use(rows, 1, 0) == 400 / 1400
+    first_long = Outcome([sent("long", 1.0), sent("short", 2.0)])
+    assert served.infinite(served.served_rows(first_long, tokens)) == 399 / 1400
+
+
+def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
+    line = "python -m launcher.embedded -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
+    shown = suite_slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
+    assert shown == "python -m launcher.embedded -m tiny.gguf -np 4 -t 1"
+
+
+def test_what_is_replayed_is_simulated_token_by_token() -> None:
+    calls = list(workload.conversation("a", 2, 10, 5))
+    script = of_calls(calls, Wanted(order="file", most_output=4))
+    first, second = script.sessions[0]
+    prompts = {first.id: pack(range(50)), second.id: pack(range(90))}
+    made = suite_reality.as_workload(script, prompts, {first.id: 40, second.id: 40})
+    asks = made.sessions[0]
+    assert [ask.row.prompt for ask in asks] == list(prompts.values())
+    assert [(ask.row.turns, ask.row.first_user_end) for ask in asks] == [(1, 40), (2, 40)]
+    assert [len(ask.row.full) - len(ask.row.prompt) for ask in asks] == [3, 3]
+    assert all(ask.says_limit and not ask.client for ask in asks)
+
+
+@needs_engine
+def test_slotwise_and_a_bare_engine_are_run_on_the_same_script() -> None:
+    calls = [c for name in "ab" for c in workload.conversation(name, 3, words_per_turn=60)]
+    script = of_calls(calls, Wanted(sessions=2, order="file", most_output=4))
+    bench = Bench(engines.tiny_model(), ctx=4096, console=Console(stderr=True, quiet=True))
+    tokens = bench.tokens(script)
+    ram = 2_000
+    for arm in (
+        bench.bare("bare", 2, ram_tokens=ram),
+        bench.session_pin("pinned", 2, ram),
+        bench.slotwise("slotwise", 2, {"queue": {"max_running": 1}}, ram),
+    ):
+        played = bench.play(arm, script)
+        rows = served.served_rows(played.outcome, tokens)
+        assert [len(row.prompt) for row in rows] == [
+            s.answer.prompt_tokens
+            for s in sorted(played.outcome.calls, key=lambda s: s.targeted_s + s.ttft_s)
+            if s.answer is not None
+        ]
+        reuse = served.reuse_of(played.outcome, lambda step: True)
+        assert 0.3 < reuse <= served.infinite(rows)
+        assert any("--cache-ram 2" in line for line in played.launch_lines)
