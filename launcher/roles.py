@@ -116,9 +116,10 @@ class Roles:
         self._enter(self._members[name], State.LOADED, now)
 
     def measured(self, name: str, size_bytes: int) -> None:
-        """A main model took so much at load: that is what it needs to come back."""
-        member = self._members[name]
-        if member.role.order == 0:
+        """A main model took so much at load: that is what it needs to come back. An engine that
+        somebody else runs has no role here, and comes and goes as it likes."""
+        member = self._members.get(name)
+        if member is not None and member.role.order == 0:
             member.role = replace(member.role, claim_bytes=size_bytes)
 
     def unload(self, name: str, now: float, why: str) -> Decision | None:
