@@ -21,11 +21,14 @@ _RAW_SHARE = 7 / 8  # of a raw prompt's predecessor, and one chunk at most may d
 STRANGER = Match(0, False, False, "stranger")
 
 
-def match(request: Request, view: Tokens, session: str, knobs: Home) -> Match:
-    """Compare a prompt with the last prompt a slot served, and with the session it was for."""
+def match(request: Request, view: Tokens, session: str, knobs: Home, guess: int = 0) -> Match:
+    """Compare a prompt with the last prompt a slot served, and with the session it was for.
+
+    ``guess``: of the tokens they share, for speed.
+    """
     if not view:
         return STRANGER
-    shared = lcp(request.tokens, view)
+    shared = lcp(request.tokens, view, guess)
     covers = shared == len(view)
     same = covers and shared == len(request.tokens)
     if same:
@@ -62,7 +65,7 @@ def _raw_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kin
 
 def owns(matches: Sequence[Match]) -> bool:
     """Whether some slot holds this request's conversation."""
-    return any(m.kind in _RANK for m in matches)
+    return not _RANK.keys().isdisjoint([m.kind for m in matches])
 
 
 def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:

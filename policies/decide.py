@@ -138,6 +138,8 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
         verdict = _at_home(case, home)  # 3
         if verdict is not None:
             return verdict
+    elif not view.resting:
+        return _hold(case)  # whatever it is
     elif guest.is_guest(request, view.slots, waiting.matches, params):
         return _as_guest(case)  # 4
     return _cheapest(case, home)  # 5, 6

@@ -87,11 +87,14 @@ def pack(ids: Iterable[int]) -> Tokens:
     return Tokens(packed.tobytes())
 
 
-def lcp(a: Tokens, b: Tokens) -> int:
-    """Length in tokens of the longest common prefix of ``a`` and ``b``."""
+def lcp(a: Tokens, b: Tokens, guess: int = 0) -> int:
+    """Length in tokens of the longest common prefix of ``a`` and ``b``.
+
+    ``guess``: what it may well be, for speed: prompts of one client share the same head.
+    """
     if a is b:
         return len(a)
-    blocks = _equal_blocks(a._chain, b._chain)
+    blocks = _equal_blocks(a._chain, b._chain, guess // BLOCK_TOKENS)
     start = blocks * _BLOCK_BYTES
     return blocks * BLOCK_TOKENS + _lcp_within(
         a._packed[start : start + _BLOCK_BYTES], b._packed[start : start + _BLOCK_BYTES]
@@ -110,11 +113,18 @@ def _digest_chain(packed: bytes, known: tuple[bytes, ...] = ()) -> tuple[bytes, 
     return tuple(chain)
 
 
-def _equal_blocks(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> int:
+def _equal_blocks(a: tuple[bytes, ...], b: tuple[bytes, ...], guess: int) -> int:
     """How many leading blocks are equal: equality of chained digests is monotone, so bisect."""
     low, high = 0, min(len(a), len(b))
     if high and a[high - 1] == b[high - 1]:
         return high  # the usual case: one goes on where the other ends
+    if 0 < guess < high:
+        if a[guess - 1] != b[guess - 1]:
+            high = guess - 1
+        elif a[guess] != b[guess]:
+            return guess
+        else:
+            low = guess + 1
     while low < high:
         middle = (low + high + 1) // 2
         if a[middle - 1] == b[middle - 1]:

@@ -41,15 +41,17 @@ class Waiter:
         """
         if epoch == self.epoch:
             return
-        versions, matches = self.versions, self.view.matches
+        versions, matches, request = self.versions, self.view.matches, self.view.request
         self.epoch = epoch
         changed = False
         for index, mirror in enumerate(mirrors):
             if versions[index] != mirror.version:
                 changed = True
                 versions[index] = mirror.version
+                content = mirror.content
+                # What it shared with the content before: often both share the client's head.
                 matches[index] = continuation.match(
-                    self.view.request, mirror.content.view, mirror.content.session, params.home
+                    request, content.view, content.session, params.home, matches[index].lcp
                 )
         if changed:
             self.view.owns = continuation.owns(matches)

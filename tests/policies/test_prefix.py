@@ -22,11 +22,13 @@ few_ids = st.lists(st.integers(0, 2), max_size=40)
 lengths = st.integers(0, 3 * BLOCK_TOKENS)
 
 
-@given(lengths, few_ids, few_ids)
-def test_lcp_equals_the_naive_comparison(shared: int, tail_a: list[int], tail_b: list[int]) -> None:
+@given(lengths, few_ids, few_ids, st.integers(0, 4 * BLOCK_TOKENS))
+def test_lcp_equals_the_naive_comparison(
+    shared: int, tail_a: list[int], tail_b: list[int], guess: int
+) -> None:
     a = [k % 50_000 for k in range(shared)] + tail_a
     b = [k % 50_000 for k in range(shared)] + tail_b
-    assert lcp(pack(a), pack(b)) == naive(a, b)
+    assert lcp(pack(a), pack(b)) == lcp(pack(a), pack(b), guess) == naive(a, b)
 
 
 @given(few_ids, few_ids)
