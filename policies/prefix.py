@@ -94,11 +94,24 @@ def lcp(a: Tokens, b: Tokens, guess: int = 0) -> int:
     """
     if a is b:
         return len(a)
+    if guess and _part_at(a, b, guess):
+        return guess
     blocks = _equal_blocks(a._chain, b._chain, guess // BLOCK_TOKENS)
     start = blocks * _BLOCK_BYTES
     return blocks * BLOCK_TOKENS + _lcp_within(
         a._packed[start : start + _BLOCK_BYTES], b._packed[start : start + _BLOCK_BYTES]
     )
+
+
+def _part_at(a: Tokens, b: Tokens, n: int) -> bool:
+    """Whether the first ``n`` ids are equal and the next ones, which both have, are not."""
+    blocks = n // BLOCK_TOKENS
+    if n >= min(a._length, b._length) or (blocks and a._chain[blocks - 1] != b._chain[blocks - 1]):
+        return False
+    start, end = blocks * _BLOCK_BYTES, n * _ID_BYTES
+    behind = end + _ID_BYTES
+    x, y = a._packed[start:behind], b._packed[start:behind]
+    return x != y and x[: end - start] == y[: end - start]
 
 
 def _digest_chain(packed: bytes, known: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:

@@ -31,6 +31,17 @@ def test_lcp_equals_the_naive_comparison(
     assert lcp(pack(a), pack(b)) == lcp(pack(a), pack(b), guess) == naive(a, b)
 
 
+@given(lengths, few_ids, few_ids, st.integers(-3, 3))
+def test_a_guess_right_or_wrong_changes_nothing(
+    shared: int, tail_a: list[int], tail_b: list[int], off: int
+) -> None:
+    a = [k % 50_000 for k in range(shared)] + tail_a
+    b = [k % 50_000 for k in range(shared)] + tail_b
+    right = naive(a, b)
+    assert lcp(pack(a), pack(b), max(0, right + off)) == right
+    assert lcp(pack(a), pack(b), 10 * right) == right
+
+
 @given(few_ids, few_ids)
 def test_lcp_is_symmetric(a: list[int], b: list[int]) -> None:
     assert lcp(pack(a), pack(b)) == lcp(pack(b), pack(a))
