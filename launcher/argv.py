@@ -15,7 +15,6 @@ from typing import Any
 
 from launcher.settings import EMBEDDED, LaunchedServer
 
-CTX_CHECKPOINTS = 32  # per slot; the engine's default, stated
 SIMILARITY_WITH_RAM_CACHE = "0.1"
 
 # Spellings -> why a profile may not pass them by hand.
@@ -31,6 +30,7 @@ _REFUSED: Mapping[tuple[str, ...], str] = {
     ("-cram", "--cache-ram"): "set server.cache_ram_mib",
     ("--cache-reuse",): "set server.cache_reuse",
     ("--swa-full",): "set server.swa_full",
+    ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"): "set server.ctx_checkpoints",
     ("-b", "--batch-size"): "set server.batch_size",
     ("-ub", "--ubatch-size"): "set server.ubatch_size",
     ("-t", "--threads"): "set server.threads",
@@ -95,7 +95,7 @@ def launch_argv(
     # 0 keeps pinned prompts away from the RAM cache; with one, a lost conversation needs it.
     line += ["-sps", SIMILARITY_WITH_RAM_CACHE if server.cache_ram_mib else "0"]
     line += ["--cache-ram", str(server.cache_ram_mib), "--cache-reuse", str(server.cache_reuse)]
-    line += ["--ctx-checkpoints", str(CTX_CHECKPOINTS), "--fit", "off"]
+    line += ["--ctx-checkpoints", str(server.ctx_checkpoints), "--fit", "off"]
     line += ["-b", str(server.batch_size)]
     for flag, value in (
         ("-ub", server.ubatch_size),

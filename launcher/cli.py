@@ -26,17 +26,21 @@ from typing import Any
 
 import uvicorn
 
-from launcher import argv, command_line, gguf_header, residents, status
+from launcher import argv, cache_size, command_line, gguf_header, memory_plan, residents, status
 from launcher import explain as ask_why
 from launcher.attach import Attachment
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE
+from launcher.fitting import Fit
 from launcher.listener import Cause, Loss
+from launcher.machine import Machine
+from launcher.meters import Meters
+from launcher.planned import PlanError, Planned
 from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from launcher.residency import Headroom
 from launcher.residents import Residents
 from launcher.roles import Role, Roles
 from launcher.settings import AttachedServer, LaunchedServer
-from launcher.supervisor import EngineSpec, InUseError, Supervisor
+from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
 from policies import params
 from policies.admission import Growth, Limits
 from proxy import explain, journal, kinds, normalize
@@ -91,11 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command in ASKING:
             return ASKING[given.command](given)
         profiles = load_all(given.profiles, CHECKS)
-        if given.command == "check":
-            print("\n\n".join(command_line.describe(served) for served in profiles))
-            return 0
+        if given.command in ("check", "plan"):
+            return _told(given, profiles)
         return _serve(given, profiles)
-    except (ProfileError, UsageError) as error:
+    except (ProfileError, PlanError, UsageError) as error:
         for line in str(error).splitlines():
             print(f"slotwise: {line}", file=sys.stderr)
         return EXIT_USAGE
@@ -137,6 +140,17 @@ def _measure(words: list[str]) -> int:
         ) from None
 
 
+def _told(given: Namespace, profiles: Sequence[Profile]) -> int:
+    """What ``check`` and ``plan`` print; status 1 where it does not fit the memory."""
+    state_dir = given.state_dir or command_line.default_state_dir()
+    outcome = memory_plan.outcome(profiles, state_dir, _machine(profiles))
+    texts = [outcome.text]
+    if given.command == "check":
+        texts = [command_line.describe(served) for served in profiles] + texts
+    print("\n\n".join(texts))
+    return EXIT_FAULT if outcome.fit is Fit.TOO_BIG else 0
+
+
 def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     logging.basicConfig(
         level=given.log_level.upper(),
@@ -158,15 +172,26 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
         ledger = Ledger(state_dir / "requests.jsonl")
     except OSError as error:
         raise UsageError(f"--state-dir {state_dir}: {error.strerror}") from error
+    outcome = memory_plan.outcome(profiles, state_dir, _machine(profiles))
+    if outcome.fit is Fit.TOO_BIG and not given.ignore_plan:
+        print(f"{outcome.text}\n\nslotwise: not started (--ignore-plan does)", file=sys.stderr)
+        return EXIT_FAULT
+    is_calm = outcome.fit in (Fit.FITS, Fit.APART)
+    log.log(logging.INFO if is_calm else logging.WARNING, "memory: %s", outcome.summary)
+    by_name = {one.profile.name: one for one in outcome.planned}
     kept = [explain.from_mapping(p.sections["explain"])[0].keep_mib for p in profiles]
     driver = Driver(
-        [_served(profile) for profile in profiles],
+        [_served(profile, by_name.get(profile.name)) for profile in profiles],
         journal=written,
-        **_memory(profiles),
+        **_memory(profiles, by_name),
         ledger=ledger,
         keep_bytes=sum(kept) * 2**20,
     )
-    return asyncio.run(_serve_until_signal(driver, profiles, keys, listening, state_dir))
+    meminfo = _meminfo(profiles)
+    meters = Meters(outcome.planned, lambda: meminfo.read().available_bytes)
+    return asyncio.run(
+        _serve_until_signal(driver, profiles, keys, listening, state_dir, meters, by_name)
+    )
 
 
 async def _serve_until_signal(
@@ -175,8 +200,10 @@ async def _serve_until_signal(
     keys: dict[str, str],
     listening: socket.socket,
     state_dir: Path,
+    meters: Meters,
+    by_name: Mapping[str, Planned],
 ) -> int:
-    engines = _Engines(driver, profiles, state_dir, _url(listening))
+    engines = _Engines(driver, profiles, state_dir, _url(listening), meters, by_name)
     driver.on_engine_hung = engines.restart
     app = create_app(driver, keys)
     config = uvicorn.Config(
@@ -246,9 +273,16 @@ class _Engines:
     """
 
     def __init__(
-        self, driver: Driver, profiles: Sequence[Profile], state_dir: Path, url: str
+        self,
+        driver: Driver,
+        profiles: Sequence[Profile],
+        state_dir: Path,
+        url: str,
+        meters: Meters,
+        by_name: Mapping[str, Planned],
     ) -> None:
         self._driver = driver
+        self._meters = meters
         self._url = url
         self._awaited = {profile.name for profile in profiles}
         self._attached: dict[str, Attachment] = {}
@@ -272,7 +306,7 @@ class _Engines:
         self._residents: Residents | None = None
         if driver.memory.watch is not None:
             journal = residents.Journal(state_dir / residents.JOURNAL)
-            members = Roles([_role(p) for p in profiles if p.name in self._launched], 0.0)
+            members = Roles([_role(p, by_name) for p in profiles if p.name in self._launched], 0.0)
             self._residents = Residents(
                 members, self._supervisor, journal, self._gone, driver.memory.show_roles
             )
@@ -340,12 +374,15 @@ class _Engines:
 
     def on_starting(self, engine: str, text: str) -> None:
         log.info("%s: %s", engine, text)
+        if text == STARTING:
+            self._meters.starting(engine)
         self._driver.engine_starting(engine, engine, text)
 
     async def on_ready(self, engine: str, url: str, api_key: str) -> None:
         if not await self._driver.engine_up(engine, engine, url, api_key or None):
             raise RefusedError("it did not answer when it was asked what it is")
         log.info("%s: ready", engine)
+        self._meters.ready(engine)
         if self._residents is not None:
             self._residents.ready(engine)
         self._comes_no_more(engine)
@@ -358,6 +395,7 @@ class _Engines:
             self._url = ""  # said once, however often an engine comes back
 
     def on_lost(self, engine: str, loss: Loss) -> None:
+        self._meters.lost(engine)
         self._driver.engine_down(engine, loss.cause.value, loss.text)
 
 
@@ -375,10 +413,11 @@ def _spec(profile: Profile, servers: Mapping[str, LaunchedServer], state_dir: Pa
     )
 
 
-def _role(profile: Profile) -> Role:
-    """A small model by its claim; a main one by what it is declared to take, until measured."""
+def _role(profile: Profile, by_name: Mapping[str, Planned]) -> Role:
+    """A small model by its claim; a main one by what it takes at load by its plan."""
     if profile.role is None:
-        return Role(profile.name, round((profile.memory.peak_gib or 0) * 2**30))
+        planned = by_name.get(profile.name)
+        return Role(profile.name, planned.plan.load_bytes if planned is not None else 0)
     role = profile.role
     return Role(
         profile.name,
@@ -389,7 +428,7 @@ def _role(profile: Profile) -> Role:
     )
 
 
-def _served(profile: Profile) -> ServedProfile:
+def _served(profile: Profile, planned: Planned | None) -> ServedProfile:
     windows, peak_gib = profile.server.windows, profile.memory.peak_gib
     return ServedProfile(
         name=profile.name,
@@ -401,29 +440,65 @@ def _served(profile: Profile) -> ServedProfile:
         cache_ram_mib=profile.server.cache_ram_mib,
         kv_unified=profile.server.kv_unified,
         windows=tuple(windows) if windows is not None else None,
-        growth=Growth(cache_ram_bytes=max(0, profile.server.cache_ram_mib) * 2**20),
+        growth=_growth(profile, planned),
         peak_bytes=round(peak_gib * 2**30) if peak_gib is not None else None,
     )
 
 
-def _memory(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """How the driver watches the machine's memory: one machine, so by one profile's word."""
+def _growth(profile: Profile, planned: Planned | None) -> Growth:
+    """What an engine can still take once it has loaded; its keys and values are not among it."""
+    cache_ram_bytes = max(0, profile.server.cache_ram_mib) * 2**20
+    if planned is None or planned.engine.model.shape is None:
+        return Growth(cache_ram_bytes=cache_ram_bytes)
+    shape, context = planned.engine.model.shape, planned.engine.context
+    return Growth(
+        checkpoint_bytes=cache_size.checkpoint_bytes(shape, context),
+        checkpoints=planned.engine.checkpoints,
+        cache_ram_bytes=cache_ram_bytes,
+        kv_bytes_per_token=cache_size.token_bytes(shape, context),
+    )
+
+
+def _limits(profiles: Sequence[Profile]) -> Limits:
+    """One machine, so by one profile's word."""
     section = profiles[0].memory
-    if not section.enabled:
-        return {}
-    limits = Limits(
+    return Limits(
         section.floor_gib,
         section.hard_floor_gib,
         section.margin_gib,
         section.stale_s,
         section.hard_samples,
     )
-    roles = [_role(p) for p in profiles if isinstance(p.server, LaunchedServer)]
+
+
+def _meminfo(profiles: Sequence[Profile]) -> MemInfo:
+    section = profiles[0].memory
+    return MemInfo(Path(section.meminfo), section.cgroup, stale_s=section.stale_s)
+
+
+def _machine(profiles: Sequence[Profile]) -> Machine:
+    """What there is to plan with, now."""
+    told = _meminfo(profiles).read()
+    return Machine(
+        total_bytes=told.total_bytes,
+        available_bytes=told.available_bytes or 0,
+        floor_bytes=_limits(profiles).floor_bytes(told.total_bytes),
+        source=f"limit of {told.limit}" if told.limit else profiles[0].memory.meminfo,
+        problem=told.problem,
+    )
+
+
+def _memory(profiles: Sequence[Profile], by_name: Mapping[str, Planned]) -> dict[str, Any]:
+    """How the driver watches the machine's memory."""
+    section = profiles[0].memory
+    if not section.enabled:
+        return {}
+    limits = _limits(profiles)
+    roles = [_role(p, by_name) for p in profiles if isinstance(p.server, LaunchedServer)]
     members = tuple(Member(role.name, role.order, role.never) for role in roles)
-    meminfo = MemInfo(Path(section.meminfo), section.cgroup, stale_s=section.stale_s)
     return {
         "memory": MemoryRules(limits, members),
-        "watch": MemoryWatch(meminfo, section.sample_s),
+        "watch": MemoryWatch(_meminfo(profiles), section.sample_s),
     }
 
 

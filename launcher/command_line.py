@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher import argv, explain, status
 from launcher.profile import Profile, brought
-from launcher.settings import AttachedServer
+from launcher.settings import AttachedServer, LaunchedServer
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
@@ -50,23 +50,33 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--port", type=_port, default=8000, help="port, 0 for one of the system's (%(default)s)"
     )
-    serve.add_argument(
-        "--state-dir",
-        type=Path,
-        metavar="DIR",
-        help="engine logs and slot files ($XDG_STATE_HOME/slotwise or ~/.local/state/slotwise)",
-    )
+    _add_state_dir(serve)
     serve.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="(%(default)s)")
     serve.add_argument(
         "--journal", type=Path, metavar="FILE", help="write every event and action to FILE"
     )
+    serve.add_argument(
+        "--ignore-plan",
+        action="store_true",
+        help="start engines that do not fit the machine's memory by the plan",
+    )
     check = commands.add_parser(
         "check",
         help="say what is wrong with these profiles, or how they would run",
-        description="Prints the launch line and the window of each slot, "
-        "or every fault at once (exit status 2).",
+        description="Prints the launch line, the window of each slot and the memory plan, "
+        "or every fault at once (exit status 2). Exit status 1: they do not fit the memory.",
     )
     _add_profiles(check)
+    _add_state_dir(check)
+    plan = commands.add_parser(
+        "plan",
+        help="say what the engines of these profiles take of the memory, part by part",
+        description="Prints what each engine takes at load and at most, whether all of it fits "
+        "what is available above the floor, and else what would. Starts nothing. "
+        "Exit status 1: it does not fit.",
+    )
+    _add_profiles(plan)
+    _add_state_dir(plan)
     explain.add_parser(commands)
     status.add_parsers(commands)
     for name, what in MEASURING.items():
@@ -80,6 +90,16 @@ def _add_profiles(command: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PROFILE",
         help=f"a YAML file, or the name of a profile that comes along: {', '.join(brought())}",
+    )
+
+
+def _add_state_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="engine logs, slot files, measured sizes "
+        "($XDG_STATE_HOME/slotwise or ~/.local/state/slotwise)",
     )
 
 
@@ -115,6 +135,12 @@ def launch_files(served: Profile, directory: Path) -> argv.LaunchFiles:
     return argv.LaunchFiles(served.model, directory / "slots", served.mmproj, served.draft_model)
 
 
+def launch_line(served: Profile, directory: Path) -> list[str]:
+    """How the engine of a profile that slotwise starts is called, the port left open."""
+    assert isinstance(served.server, LaunchedServer)
+    return argv.launch_argv(served.server, served.names, launch_files(served, directory), "PORT")
+
+
 def engine_dir(state_dir: Path, name: str) -> Path:
     """The part of the state directory that belongs to one engine."""
     return state_dir.resolve() / "engines" / name
@@ -127,8 +153,7 @@ def describe(served: Profile) -> str:
     if isinstance(server, AttachedServer):
         lines.append(f"  attached: {server.attach}, {server.parallel} slots")
     else:
-        files = launch_files(served, engine_dir(default_state_dir(), served.name))
-        line = argv.launch_argv(server, served.names, files, "PORT")
+        line = launch_line(served, engine_dir(default_state_dir(), served.name))
         if line[0] == sys.executable:
             line[0] = "python"
         lines.append(f"  launch line: {shlex.join(line)}")

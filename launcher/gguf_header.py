@@ -1,6 +1,6 @@
-"""What the header of a GGUF file says: the few facts a profile is checked against, the vocabulary.
+"""What the header of a GGUF file says: what a profile is checked and planned by, the vocabulary.
 
-Only the key-value part is read, and arrays are skipped over unless the vocabulary is asked for.
+Only the key-value part is read, and long arrays are skipped unless the vocabulary is asked for.
 Format: magic, version, tensor count, key count, then key, type, value; all little-endian.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +31,7 @@ _SCALARS = {
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _LONGEST_TEXT_BYTES = 16 * 2**20  # a chat template is tens of KB; more means a broken file
 _MOST_KEYS = 100_000
+_LISTED_ITEMS = 4096  # an array up to this says something of each layer
 _MOST_ITEMS = 16 * 2**20  # of an array that is read; the largest vocabularies have some 300,000
 _TOKENIZER = "tokenizer.ggml."
 # Tokens for filling in the middle; where a file has both names, the engine reads the second.
@@ -49,12 +50,20 @@ class HeaderError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Length:
+    """Stands for an array that was skipped over."""
+
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """What the launcher asks of a model."""
+    """What the launcher asks of a model. ``values``: every key; long arrays as their Length."""
 
     architecture: str
     context_length: int | None
     sliding_window: int | None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def read(path: Path) -> Header:
@@ -69,6 +78,7 @@ def read(path: Path) -> Header:
         architecture=architecture,
         context_length=_whole(values.get(f"{architecture}.context_length")),
         sliding_window=_whole(values.get(f"{architecture}.attention.sliding_window")) or None,
+        values=values,
     )
 
 
@@ -123,7 +133,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _key_values(file: BinaryIO, arrays: Collection[str] = ()) -> dict[str, Any]:
-    """All keys; the items of an array only where its key is among ``arrays``, else None."""
+    """All keys; a long array's items only where its key is among ``arrays``, else its Length."""
     if file.read(len(MAGIC)) != MAGIC:
         raise HeaderError("not a GGUF file")
     version, _tensors, count = _unpack(file, "IQQ")
@@ -149,7 +159,7 @@ def _text(file: BinaryIO) -> str:
 
 
 def _value(file: BinaryIO, kind: int, whole: bool) -> Any:
-    """One value; of an array None, unless ``whole``."""
+    """One value; of a long array its Length, unless ``whole``."""
     if kind in _SCALARS:
         return _unpack(file, _SCALARS[kind])[0]
     if kind == _STRING:
@@ -161,12 +171,14 @@ def _value(file: BinaryIO, kind: int, whole: bool) -> Any:
         raise HeaderError(f"an array of type {of}")
     if whole:
         return _items(file, of, length)
+    if of in _SCALARS and length <= _LISTED_ITEMS:
+        return list(_unpack(file, f"{length}{_SCALARS[of]}"))
     if of in _SCALARS:
         file.seek(struct.calcsize(_SCALARS[of]) * length, 1)
     else:
         for _ in range(length):
             file.seek(_unpack(file, "Q")[0], 1)
-    return None
+    return Length(length)
 
 
 def _items(file: BinaryIO, of: int, length: int) -> Any:

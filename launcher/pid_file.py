@@ -37,7 +37,7 @@ def end_leftover(path: Path) -> int | None:
 
     Blocks for at most twice END_LIMIT_S. The file is removed in every case.
     """
-    leftover = _recorded(path)
+    leftover = running(path)
     if leftover is not None:
         for end in (leftover.terminate, leftover.kill):
             with contextlib.suppress(psutil.Error):
@@ -49,7 +49,7 @@ def end_leftover(path: Path) -> int | None:
     return leftover.pid if leftover is not None else None
 
 
-def _recorded(path: Path) -> psutil.Process | None:
+def running(path: Path) -> psutil.Process | None:
     """The process that the file names, if it runs and pid, start time and command line match."""
     try:
         record = json.loads(path.read_text("utf-8"))

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.checks import ServerChecks, padded
 from launcher.faults import validated
+from launcher.gguf_header import Header
 from launcher.paths import located
 from launcher.settings import (
     AttachedServer,
@@ -48,6 +49,7 @@ class Profile:
     sections: Mapping[str, Mapping[str, Any]]  # policy and the like, checked by their owners
     path: Path
     model: Path | None = None
+    header: Header | None = field(default=None, repr=False)  # of the model
     mmproj: Path | None = None
     draft_model: Path | None = None
     tokenizer: Path | None = None
@@ -189,6 +191,7 @@ def _load(
         {name: getattr(top, name) for name in CHECKED_ELSEWHERE},
         path,
         model=checks.model,
+        header=checks.header,
         mmproj=checks.files.get("mmproj"),
         draft_model=checks.files.get("draft_model"),
         memory=memory,

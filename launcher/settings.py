@@ -15,8 +15,6 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
 NAME_RULE = "a name of 1 to 100 letters, digits and . _ : - that begins with a letter or digit"
 MAX_SLOTS = 256  # llama.cpp's highest number of sequences
 MIN_WINDOW = 256  # llama.cpp pads the window of a slot to this
-GIB = 2**30
-FLOOR_MOST_GIB, FLOOR_SHARE = 15, 0.12  # of MemTotal
 CACHE_TYPES = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
@@ -55,6 +53,9 @@ class LaunchedServer(_Section):
     )
     cache_ram_mib: Whole = Field(default=0, ge=-1, description="MiB, 0 for none, -1 for no limit")
     cache_reuse: Whole = Field(default=0, ge=0, description="a number of tokens, 0 for off")
+    ctx_checkpoints: Whole = Field(
+        default=32, ge=0, le=1024, description="a number per slot, 0 to 1024"
+    )
     swa_full: bool = Field(default=False, description="true or false")
     batch_size: Whole = Field(
         default=512, ge=1, le=65536, description="a number of tokens, 1 to 65536"
@@ -131,19 +132,6 @@ class MemorySection(_Section):
     sample_s: float = Field(default=0.5, ge=0.05, le=60, description="seconds, 0.05 to 60")
     stale_s: float = Field(default=2, ge=0.1, le=600, description="seconds, 0.1 to 600")
     hard_samples: Whole = Field(default=3, ge=1, le=1000, description="a number, 1 to 1000")
-
-    def floor_bytes(self, total_bytes: int) -> int:
-        """What stays free: below it nothing new is admitted. ``total_bytes``: MemTotal."""
-        if self.floor_gib is not None:
-            return round(self.floor_gib * GIB)
-        return min(FLOOR_MOST_GIB * GIB, round(FLOOR_SHARE * total_bytes))
-
-    def hard_floor_bytes(self, total_bytes: int) -> int:
-        """Below it something is taken back, and in the end an engine stopped."""
-        floor = self.floor_bytes(total_bytes)
-        if self.hard_floor_gib is not None:
-            return min(floor, round(self.hard_floor_gib * GIB))
-        return floor * 2 // 3
 
 
 class RoleSection(_Section):

@@ -29,6 +29,7 @@ from launcher.states import Life
 
 log = logging.getLogger(__name__)
 _CRASH = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|ggml_\w+: |out of memory|bad_alloc")
+STARTING = "starting"  # what is told right before a process is made
 STOP_LIMIT_S = process.TERM_LIMIT_S + process.SECOND_TERM_LIMIT_S + process.KILL_LIMIT_S + 2
 
 
@@ -153,7 +154,7 @@ class Supervisor:
         spec = engine.spec
         port, key = _free_port(), secrets.token_urlsafe(24)
         url = f"http://127.0.0.1:{port}"
-        self._listener.on_starting(spec.name, "starting")
+        self._listener.on_starting(spec.name, STARTING)
         sink = RotatingLog(spec.directory / "engine.log")
         line = list(spec.argv(port))
         log.info("%s: %s", spec.name, shlex.join(line))

@@ -28,6 +28,13 @@ PURE = (
 POLICIES = ("policies", "policies.*")
 PURE_FILES = tuple(f"proxy/{name}.py" for name in PURE)
 PURE_MODULES = ("proxy", *(f"proxy.{name}" for name in PURE))
+# The arithmetic of memory: figures in, figures and words out.
+PLANNING = (
+    *("architectures", "cache_size", "compute_size", "fitting", "model_shape", "plan"),
+    *("plan_words", "residency"),
+)
+PLANNING_FILES = tuple(f"launcher/{name}.py" for name in PLANNING)
+PLANNING_MODULES = ("launcher", "launcher.gguf_header", *(f"launcher.{n}" for n in PLANNING))
 # What reads a clock, draws lots, waits, or reaches outside.
 EFFECTS = frozenset(
     {
@@ -61,6 +68,7 @@ LAWS = (
     Law(PURE_FILES, (*POLICIES, *PURE_MODULES), banned=EFFECTS),
     Law(("proxy/*.py", "proxy/api/*.py"), (*POLICIES, "proxy", "proxy.*"), SERVING | {"psutil"}),
     Law(("launcher/cli.py",), ("*",), SERVING | STARTING | MEASURING),
+    Law(PLANNING_FILES, PLANNING_MODULES, banned=EFFECTS),
     Law(("launcher/*.py",), ("launcher", "launcher.*"), STARTING),
     Law(
         # it measures the very encoding that serves, on the vocabulary as it is read for it

@@ -1,0 +1,60 @@
+"""How many bytes of scratch the engine reserves for its largest computation: an estimate.
+
+The engine finds the true size by laying out its graph, which cannot be repeated here. The terms
+are those that dominate; their factors were read off builds 11434 and 11549 on models of many
+shapes and lie within a seventh of the engine's own figure where no experts are involved. After the
+first start the measured size takes the place of this one.
+"""
+
+from __future__ import annotations
+
+from launcher.cache_size import F32_BYTES, Context
+from launcher.model_shape import ModelShape
+
+F16_BYTES = 2
+_FEED_FORWARD_COPIES = 3  # up, gate and their product
+_STREAM_COPIES = 5  # of the residual stream, beside them
+_ATTENTION_COPIES = 8
+_EXPERT_OUTPUTS = 2  # each expert's output, before and after it is weighed
+_INDEXER_SCORES = 4  # of every cell, for each token: what sparse attention chooses by
+_STATE_COPIES = 3
+
+
+def compute_bytes(shape: ModelShape, context: Context) -> int:
+    """Scratch of the device that computes."""
+    tokens = context.tokens_at_once
+    per_token = max(
+        _FEED_FORWARD_COPIES * shape.feed_forward
+        + _STREAM_COPIES * shape.embedding
+        + _EXPERT_OUTPUTS * shape.experts_used * shape.embedding,
+        _ATTENTION_COPIES * max(shape.embedding, shape.attention),
+    )
+    states = _STATE_COPIES * context.slots * (shape.r_elements + shape.s_elements)
+    logits = context.slots * shape.vocabulary
+    floats = tokens * per_token + states + logits
+    return F32_BYTES * floats + _masks(shape, context)
+
+
+def host_bytes(shape: ModelShape, context: Context) -> int:
+    """The inputs once more on the host's side, where a GPU computes."""
+    return _masks(shape, context) + F32_BYTES * context.tokens_at_once * shape.embedding
+
+
+def output_bytes(shape: ModelShape, context: Context) -> int:
+    """The logits that are read: one token of each slot."""
+    return F32_BYTES * context.slots * shape.vocabulary
+
+
+def _masks(shape: ModelShape, context: Context) -> int:
+    """Which cell each token sees; without flash attention the scores of all heads as well."""
+    tokens = context.tokens_at_once
+    seen = 0
+    if any(not row.windowed for row in shape.rows):
+        seen += context.cells
+    if any(row.windowed for row in shape.rows):
+        seen += min(context.cells, shape.window + context.ubatch)
+    scores = _INDEXER_SCORES if shape.indexer_rows else 0
+    if not context.flash_attn:
+        scores += shape.heads
+    mask_bytes = F16_BYTES if context.flash_attn else F32_BYTES
+    return tokens * (seen * mask_bytes + context.cells * scores * F32_BYTES)

@@ -1,0 +1,188 @@
+"""Whether the plans of a start fit what is free, and what would fit where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from launcher import plan as planning
+from launcher.cache_size import CacheError
+from launcher.plan import GIB, NO_LIMIT, Engine, Plan
+from launcher.residency import Headroom
+
+# What takes no more than this freezes no box: it is let through with a warning. So a small model
+# on a machine that is short for a moment still starts; its requests wait at the gate.
+SMALL_BYTES = GIB
+WINDOW_STEP = 1024
+SHORTEST_WINDOW = 4096  # a chat client's own preamble takes as much
+FEWEST_CHECKPOINTS = 4  # the last turns of a conversation
+QUANTIZED_RISKS = (
+    "needs flash attention, costs some quality at long contexts and some speed, "
+    "and no head size but a multiple of 32 takes it"
+)
+
+
+class Fit(Enum):
+    """What a start may do with the memory there is."""
+
+    FITS = "fits"
+    TIGHT = "tight"  # does not, but is too small to do harm
+    TOO_BIG = "does not fit"
+    APART = "not judged"  # the GPU has memory of its own, which nothing here reads
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The plans of one start against the machine."""
+
+    fit: Fit
+    needed_bytes: int  # still to be taken by all of it
+    spare_bytes: int  # above the floor after that; below 0: missing
+
+
+def judge(plans: Sequence[Plan], headroom: Headroom, apart: bool = False) -> Judgement:
+    """``headroom``: before any of them is started; what runs already is not among ``plans``.
+
+    ``apart``: they compute on a GPU with memory of its own.
+    """
+    needed = sum(plan.peak_bytes for plan in plans)
+    spare = headroom.room_bytes - needed
+    if apart:
+        return Judgement(Fit.APART, needed, spare)
+    bounded = all(plan.bounded for plan in plans)
+    if spare >= 0 and bounded:
+        return Judgement(Fit.FITS, needed, spare)
+    fit = Fit.TIGHT if needed <= SMALL_BYTES and bounded else Fit.TOO_BIG
+    return Judgement(fit, needed, spare)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing an author can change, and what is then left above the floor (below 0: missing)."""
+
+    text: str
+    spare_bytes: int
+    caution: str = ""
+
+
+def changes(engine: Engine, spare_bytes: int) -> list[Change]:
+    """What would help an engine that lacks ``-spare_bytes``: the mildest change of each kind.
+
+    Where none of them suffices, the last one is several together. Reckoned from the header, not
+    from a measured start: no other launch line was measured.
+    """
+    base = replace(engine, measured=None, declared_peak_bytes=None)
+    kinds = (_smaller_cache, _fewer_checkpoints, _quantized, _fewer_slots, _shorter_windows)
+    found = [found for kind in kinds if (found := _mildest(kind(base), base, spare_bytes))]
+    if len(found) > 1 and all(change.spare_bytes < 0 for change in found):
+        found.append(_together(base, spare_bytes))
+    return found
+
+
+def _together(base: Engine, spare_bytes: int) -> Change:
+    """One kind after the other, each as far as needed."""
+    engine, texts = base, []
+    for kind in (_smaller_cache, _fewer_checkpoints, _fewer_slots, _shorter_windows):
+        step = _needed(kind(engine), base, spare_bytes)
+        if step is not None:
+            engine = step.engine
+            texts.append(step.text.split(": ", 1)[1])
+    gained = _peak(base) - _peak(engine)
+    return Change(f"together: {', '.join(texts)}", spare_bytes + gained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A change of one kind; the steps of a kind go from mild to drastic."""
+
+    engine: Engine
+    text: str
+    caution: str = ""
+
+
+def _mildest(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> Change | None:
+    step = _needed(steps, base, spare_bytes)
+    if step is None:
+        return None
+    spare = spare_bytes + _peak(base) - _peak(step.engine)
+    return Change(step.text, spare, step.caution)
+
+
+def _needed(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> _Step | None:
+    """The first step that suffices, else the last one; None: none gains anything."""
+    found = None
+    had = _peak(base)
+    for step in steps:
+        try:
+            gained = had - _peak(step.engine)
+        except CacheError:  # this model cannot have such a cache
+            break
+        if gained > 0:
+            found = step
+            if spare_bytes + gained >= 0:
+                break
+    return found
+
+
+def _peak(engine: Engine) -> int:
+    return planning.make(engine).peak_bytes
+
+
+def _smaller_cache(engine: Engine) -> Iterator[_Step]:
+    size = engine.cache_ram_mib
+    if size == NO_LIMIT:
+        yield _Step(replace(engine, cache_ram_mib=0), "no RAM cache: cache_ram_mib: 0")
+    while size > 0:
+        size = size // 2 if size >= 512 else 0
+        text = f"a smaller RAM cache: cache_ram_mib: {size}"
+        yield _Step(replace(engine, cache_ram_mib=size), text)
+
+
+def _fewer_checkpoints(engine: Engine) -> Iterator[_Step]:
+    count = engine.checkpoints
+    while count > FEWEST_CHECKPOINTS:
+        count = max(FEWEST_CHECKPOINTS, count // 2)
+        yield _Step(
+            replace(engine, checkpoints=count),
+            f"fewer checkpoints: ctx_checkpoints: {count}",
+            "an edit far back in a conversation is then read again from its start",
+        )
+
+
+def _quantized(engine: Engine) -> Iterator[_Step]:
+    context = engine.context
+    for kind in ("q8_0", "q4_0"):
+        if kind in (context.type_k, context.type_v):
+            return
+        yield _Step(
+            replace(engine, context=replace(context, type_k=kind, type_v=kind, flash_attn=True)),
+            f"quantized keys and values: cache_type_k: {kind}, cache_type_v: {kind}",
+            QUANTIZED_RISKS,
+        )
+
+
+def _fewer_slots(engine: Engine) -> Iterator[_Step]:
+    context = engine.context
+    window = context.ctx_size // context.slots
+    for slots in range(context.slots - 1, 0, -1):
+        text = f"fewer slots: parallel: {slots}, ctx_size: {window * slots}"
+        yield _Step(
+            replace(engine, context=replace(context, slots=slots, ctx_size=window * slots)), text
+        )
+
+
+def _shorter_windows(engine: Engine) -> Iterator[_Step]:
+    context = engine.context
+    share = 1 if context.unified else context.slots
+    steps = (context.ctx_size // share - 1) // WINDOW_STEP
+
+    def shorter(step: int) -> _Step:
+        size = step * WINDOW_STEP * share
+        text = f"shorter windows: ctx_size: {size}"
+        if share > 1:
+            text += f" ({size // share} a slot)"
+        return _Step(replace(engine, context=replace(context, ctx_size=size)), text)
+
+    for step in range(steps, SHORTEST_WINDOW // WINDOW_STEP - 1, -1):
+        yield shorter(step)

@@ -1,0 +1,125 @@
+"""What an engine took at its last start is kept, per launch line, and found again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from launcher import measured, pid_file
+from launcher.measured import Meter, Start, logged_bytes
+
+# As llama-server writes them with -lv 4, and older builds always.
+LOG = """
+0.00.019.025 I load_tensors:   CPU_Mapped model buffer size =   235.16 MiB
+0.00.019.762 I llama_context:        CPU  output buffer size =     4.00 MiB
+0.00.023.743 I llama_kv_cache:        CPU KV buffer size =    96.00 MiB
+0.00.023.743 I llama_memory_recurrent:      CUDA0 RS buffer size =    50.25 MiB
+0.00.108.371 I sched_reserve:        CPU compute buffer size =    27.25 MiB
+"""
+
+
+def _start(line: str, size: int = 1) -> Start:
+    return Start(line, 1, "then", size, "how", 0, 0)
+
+
+def _runs(directory: Path) -> int:
+    """This very process stands for the engine."""
+    pid = os.getpid()
+    pid_file.write(directory / "engine.pid", pid, psutil.Process(pid).cmdline())
+    return pid
+
+
+def test_the_last_start_of_each_line_is_kept(tmp_path: Path) -> None:
+    for number in range(20):
+        measured.keep(tmp_path, _start(f"line {number % 10}", number))
+    kept = measured.starts(tmp_path)
+    assert [start.at_load_bytes for start in kept] == list(range(12, 20))
+    assert measured.last(tmp_path, "line 5") == _start("line 5", 15)
+    assert measured.last(tmp_path, "line 1") is None
+
+
+def test_a_broken_file_is_no_file(tmp_path: Path) -> None:
+    for text in ("", "{", '{"starts": [{"line": 1}]}', '{"starts": 3}', "[]"):
+        (tmp_path / measured.FILE_NAME).write_text(text)
+        assert measured.starts(tmp_path) == []
+    measured.keep(tmp_path, _start("a"))
+    assert measured.starts(tmp_path) == [_start("a")]
+
+
+def test_another_file_under_the_same_name_is_another_line(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"a")
+    first = measured.line_key(["llama-server", "-m", str(model)], [model])
+    assert first == measured.line_key(["llama-server", "-m", str(model)], [model])
+    model.write_bytes(b"ab")
+    assert first != measured.line_key(["llama-server", "-m", str(model)], [model])
+    assert first != measured.line_key(["llama-server", "-c", "1"], [model])
+
+
+def test_the_engines_own_log_is_the_best_source(tmp_path: Path) -> None:
+    _runs(tmp_path)
+    log = tmp_path / "engine.log"
+    log.write_text(LOG.replace("235.16", "999.00"))  # of an earlier start
+    meter = Meter(tmp_path, "line", growth_bytes=7, process_bytes=100, on_gpu=True)
+    meter.begin(None)
+    with log.open("a") as file:
+        file.write(LOG)
+    start = meter.ended(None)
+    assert start is not None
+    assert start.at_load_bytes == 100 + round(412.66 * 2**20)
+    assert (start.how, start.growth_bytes) == ("the engine's log", 7)
+    assert measured.last(tmp_path, "line") == start
+
+
+def test_a_log_that_shows_no_sizes_is_no_source() -> None:
+    assert logged_bytes("srv load_model: initializing") == 0
+    assert logged_bytes(LOG.replace("compute buffer", "other buffer")) == 0
+
+
+def test_without_a_gpu_the_process_tells(tmp_path: Path) -> None:
+    pid = _runs(tmp_path)
+    meter = Meter(tmp_path, "line", 0, 0, on_gpu=False)
+    meter.begin(None)
+    start = meter.ended(None)
+    assert start is not None
+    assert start.how == "size of the process"
+    assert abs(start.at_load_bytes - psutil.Process(pid).memory_full_info().pss) < 2**26
+
+
+def test_with_one_it_is_what_became_unavailable_while_it_alone_started(tmp_path: Path) -> None:
+    _runs(tmp_path)
+    alone = Meter(tmp_path, "line", 0, 0, on_gpu=True)
+    alone.begin(100 * 2**30)
+    start = alone.ended(30 * 2**30)
+    assert start is not None
+    assert (start.at_load_bytes, start.how) == (70 * 2**30, "fall of MemAvailable")
+    disturbed = Meter(tmp_path, "other", 0, 0, on_gpu=True)
+    disturbed.begin(100 * 2**30)
+    disturbed.disturbed()
+    assert disturbed.ended(30 * 2**30) is None
+    assert measured.last(tmp_path, "other") is None
+
+
+def test_an_engine_that_runs_may_only_grow(tmp_path: Path) -> None:
+    assert measured.growth_of_running(tmp_path, 100) is None
+    pid = _runs(tmp_path)
+    now = psutil.Process(pid).memory_full_info().pss
+    # It loads: of its peak, what it has not taken yet.
+    told = measured.growth_of_running(tmp_path, now + 2**30)
+    assert told is not None
+    assert abs(told - 2**30) < 2**26
+    # It is ready: what it may still take, less what it has grown by.
+    for at_ready, expected in ((now, 2**30), (now - 2**29, 2**29)):
+        measured.keep(tmp_path, Start("line", pid, "then", now, "how", at_ready, 2**30))
+        told = measured.growth_of_running(tmp_path, 5 * 2**30)
+        assert told is not None
+        assert abs(told - expected) < 2**26
+
+
+def test_an_engine_that_is_gone_is_not_measured(tmp_path: Path) -> None:
+    meter = Meter(tmp_path, "line", 0, 0, on_gpu=False)
+    meter.begin(None)
+    assert meter.ended(None) is None
+    assert measured.starts(tmp_path) == []
