@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from launcher.settings import MemorySection
@@ -38,14 +36,17 @@ def test_the_floor_is_15_gib_or_12_percent_and_the_hard_one_two_thirds_of_it(
     assert Limits().hard_floor_bytes(total) == pytest.approx(hard_gib * GIB, abs=1)
 
 
-@pytest.mark.parametrize("total", [128 * GIB, 64 * GIB, 8 * GIB])
-@pytest.mark.parametrize("given", [{}, {"floor_gib": 4.5}, {"floor_gib": 6, "hard_floor_gib": 5}])
-def test_the_plan_and_the_gate_know_the_same_floors(total: int, given: dict[str, Any]) -> None:
-    planned, gate = MemorySection(**given), Limits(**given)
-    assert planned.floor_bytes(total) == gate.floor_bytes(total)
-    assert planned.hard_floor_bytes(total) == gate.hard_floor_bytes(total)
-    assert planned.margin_gib == gate.margin_gib
-    assert (planned.stale_s, planned.hard_samples) == (gate.stale_s, gate.hard_samples)
+def test_floors_as_given() -> None:
+    assert Limits(floor_gib=4.5).hard_floor_bytes(64 * GIB) == 3 * GIB
+    given = Limits(floor_gib=6, hard_floor_gib=5)
+    assert (given.floor_bytes(8 * GIB), given.hard_floor_bytes(8 * GIB)) == (6 * GIB, 5 * GIB)
+
+
+def test_a_profile_and_the_gate_have_the_same_defaults() -> None:
+    written, gate = MemorySection(), Limits()
+    assert (written.floor_gib, written.hard_floor_gib) == (gate.floor_gib, gate.hard_floor_gib)
+    assert written.margin_gib == gate.margin_gib
+    assert (written.stale_s, written.hard_samples) == (gate.stale_s, gate.hard_samples)
 
 
 def test_a_request_is_admitted_while_the_floor_stays_free_beside_all_promises() -> None:
