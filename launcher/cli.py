@@ -38,7 +38,7 @@ from launcher.planned import PlanError, Planned
 from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from launcher.residency import Headroom
 from launcher.residents import Residents
-from launcher.roles import Role, Roles
+from launcher.roles import Patience, Role, Roles
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
 from policies import params
@@ -220,8 +220,8 @@ async def _serve_until_signal(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end, number)
     driver.memory.pid_of = engines.pid
+    engines.start()  # first: the main models before the first sample lets small ones load
     driver.memory.start()
-    engines.start()
     try:
         await server.serve([listening])
     finally:
@@ -306,7 +306,9 @@ class _Engines:
         self._residents: Residents | None = None
         if driver.memory.watch is not None:
             journal = residents.Journal(state_dir / residents.JOURNAL)
-            members = Roles([_role(p, by_name) for p in profiles if p.name in self._launched], 0.0)
+            patience = Patience.of(profiles[0].memory.reload_s)
+            launched = [_role(p, by_name) for p in profiles if p.name in self._launched]
+            members = Roles(launched, time.monotonic(), patience)
             self._residents = Residents(
                 members, self._supervisor, journal, self._gone, driver.memory.show_roles
             )

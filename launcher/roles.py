@@ -53,6 +53,11 @@ class Patience:
     soon_s: float = 600.0  # gone again within this: brought back too early
     longest_s: float = 3600.0  # the most that ``calm_s`` is doubled to
 
+    @classmethod
+    def of(cls, calm_s: float) -> Patience:
+        """All of them, by the first."""
+        return cls(calm_s, 10 * calm_s, 60 * calm_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

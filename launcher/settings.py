@@ -132,6 +132,7 @@ class MemorySection(_Section):
     sample_s: float = Field(default=0.5, ge=0.05, le=60, description="seconds, 0.05 to 60")
     stale_s: float = Field(default=2, ge=0.1, le=600, description="seconds, 0.1 to 600")
     hard_samples: Whole = Field(default=3, ge=1, le=1000, description="a number, 1 to 1000")
+    reload_s: float = Field(default=60, ge=0.1, le=86400, description="seconds, 0.1 to 86400")
 
 
 class RoleSection(_Section):

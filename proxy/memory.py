@@ -68,8 +68,9 @@ class MemoryWatch:
     def engine_loading(self, engine: str) -> None:
         """Its process was started: what is available falls from here on."""
         self._engines.pop(engine, None)
-        if self.reading.available_bytes is not None:
-            self._before[engine] = self.reading.available_bytes
+        available = self.meminfo.read().available_bytes
+        if available is not None:
+            self._before[engine] = available
 
     def engine_ready(self, engine: str, pid: int | None) -> int | None:
         """It has loaded. Returns what it took all in all (bytes), as far as that can be told."""

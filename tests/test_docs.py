@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from launcher.settings import LaunchedServer, MemorySection
+from launcher.settings import LaunchedServer, MemorySection, RoleSection
 from policies.params import Params
 from proxy.metrics import Metrics
 from tests.support import ROOT
@@ -29,6 +29,10 @@ def test_every_memory_key_is_described_with_its_default() -> None:
 
     expected = {n: shown(f.default) for n, f in MemorySection.model_fields.items()}
     assert {row[0]: row[1] for row in rows("profiles.md", "## memory")} == expected
+
+
+def test_every_role_key_is_described() -> None:
+    assert [row[0] for row in rows("profiles.md", "## roles")] == list(RoleSection.model_fields)
 
 
 def test_every_knob_is_described_with_its_default() -> None:
