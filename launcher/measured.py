@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from launcher import pid_file
-from launcher.plan import Measured
+from launcher.plan import Engine, Measured, Plan
 from launcher.residency import growth_to_come
 
 FILE_NAME = "memory.json"
@@ -103,15 +103,15 @@ def growth_of_running(directory: Path, peak_bytes: int = 0) -> int | None:
 class Meter:
     """Measures one start: ``begin`` before the process is made, ``ended`` once it is ready."""
 
-    def __init__(
-        self, directory: Path, line: str, growth_bytes: int, process_bytes: int, on_gpu: bool
-    ) -> None:
-        """``growth_bytes``: what it may take after that; ``process_bytes``: beside its buffers."""
+    def __init__(self, directory: Path, line: str, plan: Plan, engine: Engine) -> None:
         self._directory = directory
         self._line = line
-        self._growth_bytes = growth_bytes
-        self._process_bytes = process_bytes
-        self._on_gpu = on_gpu
+        self._growth_bytes = plan.growth_bytes
+        # A fall that is smaller is none of a load: a mapped model is page cache, managed memory
+        # is taken when it is touched.
+        self._least_bytes = plan.computed_load_bytes // 2
+        self._process_bytes = engine.process_bytes
+        self._on_gpu = engine.on_gpu
         self._available_bytes: int | None = None
         self._log_offset = 0
 
@@ -146,7 +146,8 @@ class Meter:
             return pss_bytes, "size of the process"
         if self._available_bytes is None or available_bytes is None:
             return 0, ""
-        return self._available_bytes - available_bytes, "fall of MemAvailable"
+        fell = self._available_bytes - available_bytes
+        return (fell, "fall of MemAvailable") if fell >= self._least_bytes else (0, "")
 
 
 def logged_bytes(text: str) -> int:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from launcher import measured, pid_file
+from launcher import measured, pid_file, plan
+from launcher.cache_size import Context
 from launcher.measured import Meter, Start, logged_bytes
+from launcher.plan import Engine, Loaded
 
 # As llama-server writes them with -lv 4, and older builds always.
 LOG = """
@@ -22,6 +24,19 @@ LOG = """
 
 def _start(line: str, size: int = 1) -> Start:
     return Start(line, 1, "then", size, "how", 0, 0)
+
+
+def _meter(directory: Path, line: str, on_gpu: bool = False) -> Meter:
+    """Of an engine whose plan says 60 GiB at load, and 7 MiB that it may still take."""
+    engine = Engine(
+        "m",
+        Loaded(60 * plan.GIB),
+        Context(4096, 1),
+        cache_ram_mib=7,
+        process_bytes=100,
+        on_gpu=on_gpu,
+    )
+    return Meter(directory, line, plan.make(engine), engine)
 
 
 def _runs(directory: Path) -> int:
@@ -62,14 +77,14 @@ def test_the_engines_own_log_is_the_best_source(tmp_path: Path) -> None:
     _runs(tmp_path)
     log = tmp_path / "engine.log"
     log.write_text(LOG.replace("235.16", "999.00"))  # of an earlier start
-    meter = Meter(tmp_path, "line", growth_bytes=7, process_bytes=100, on_gpu=True)
+    meter = _meter(tmp_path, "line", on_gpu=True)
     meter.begin(None)
     with log.open("a") as file:
         file.write(LOG)
     start = meter.ended(None)
     assert start is not None
     assert start.at_load_bytes == 100 + round(412.66 * 2**20)
-    assert (start.how, start.growth_bytes) == ("the engine's log", 7)
+    assert (start.how, start.growth_bytes) == ("the engine's log", 7 * plan.MIB)
     assert measured.last(tmp_path, "line") == start
 
 
@@ -80,7 +95,7 @@ def test_a_log_that_shows_no_sizes_is_no_source() -> None:
 
 def test_without_a_gpu_the_process_tells(tmp_path: Path) -> None:
     pid = _runs(tmp_path)
-    meter = Meter(tmp_path, "line", 0, 0, on_gpu=False)
+    meter = _meter(tmp_path, "line")
     meter.begin(None)
     start = meter.ended(None)
     assert start is not None
@@ -90,15 +105,18 @@ def test_without_a_gpu_the_process_tells(tmp_path: Path) -> None:
 
 def test_with_one_it_is_what_became_unavailable_while_it_alone_started(tmp_path: Path) -> None:
     _runs(tmp_path)
-    alone = Meter(tmp_path, "line", 0, 0, on_gpu=True)
+    alone = _meter(tmp_path, "line", on_gpu=True)
     alone.begin(100 * 2**30)
     start = alone.ended(30 * 2**30)
     assert start is not None
     assert (start.at_load_bytes, start.how) == (70 * 2**30, "fall of MemAvailable")
-    disturbed = Meter(tmp_path, "other", 0, 0, on_gpu=True)
+    disturbed = _meter(tmp_path, "other", on_gpu=True)
     disturbed.begin(100 * 2**30)
     disturbed.disturbed()
     assert disturbed.ended(30 * 2**30) is None
+    mapped = _meter(tmp_path, "other", on_gpu=True)
+    mapped.begin(100 * 2**30)
+    assert mapped.ended(71 * 2**30) is None  # weights of 60 GiB are nowhere in it
     assert measured.last(tmp_path, "other") is None
 
 
@@ -119,7 +137,7 @@ def test_an_engine_that_runs_may_only_grow(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_gone_is_not_measured(tmp_path: Path) -> None:
-    meter = Meter(tmp_path, "line", 0, 0, on_gpu=False)
+    meter = _meter(tmp_path, "line")
     meter.begin(None)
     assert meter.ended(None) is None
     assert measured.starts(tmp_path) == []

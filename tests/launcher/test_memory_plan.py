@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 import yaml
 
-from launcher import cli, machine, memory_plan, profile
+from launcher import cli, machine, measured, memory_plan, pid_file, profile, tiny_model
 from launcher.fitting import Fit
 from launcher.machine import Machine
 from launcher.memory_plan import Outcome
+from policies.admission import Growth
 from tests.launcher import big_models as big
 from tests.launcher import headers
-from tests.support import ROOT
+from tests.support import ROOT, wait_until
+from tests.support import Slotwise as Served
 
 GB, GIB = 10**9, 2**30
 BIG = {
@@ -170,6 +174,77 @@ def test_a_meminfo_that_says_nothing(tmp_path: Path, slotwise: Slotwise) -> None
     path.write_text(yaml.safe_dump(data))
     told = slotwise("plan", path)
     assert (told.status, told.out) == (0, "memory: not planned (memory.enabled: false)\n")
+
+
+def _runs(directory: Path) -> int:
+    """This very process stands for an engine; returns what it takes itself, in bytes."""
+    directory.mkdir(parents=True)
+    process = psutil.Process()
+    pid_file.write(directory / "engine.pid", process.pid, process.cmdline())
+    return int(process.memory_full_info().pss)
+
+
+def test_an_engine_that_runs_counts_once(tmp_path: Path) -> None:
+    """Its keys and values are gone from MemAvailable: only what it can still take is to come."""
+    _meminfo(tmp_path)
+    path = _profile(tmp_path, "qwen3.8-27b")
+    plan = _outcome(tmp_path, path).planned[0].plan
+    directory = tmp_path / "state" / "engines" / "qwen3.8-27b"
+    now = _runs(directory)
+    start = measured.Start("l", os.getpid(), "then", 70 * GIB, "how", now, plan.growth_bytes)
+    measured.keep(directory, start)
+    left = 117.0 - plan.load_bytes / GIB
+    running = _outcome(tmp_path, path, available_gib=left)
+    assert running.summary.startswith("fits: needs 0.0 MiB, ")
+    assert "up to 14.03 GiB can still be added" in running.text
+    assert running.text.count("14.03 GiB may still be taken by what runs") == 1
+    # A neighbour from the same state directory finds the rest, and not a byte less or more.
+    other = _profile(tmp_path, "qwen3.6-35b-a3b")
+    beside = _outcome(tmp_path, other, available_gib=left)
+    needed = beside.planned[0].plan.peak_bytes / GIB
+    missing = needed - (left - plan.growth_bytes / GIB - 15)
+    assert f"{missing:.2f} GiB more than there is" in beside.summary
+
+
+def test_while_an_engine_loads_the_rest_of_its_load_is_to_come(tmp_path: Path) -> None:
+    _meminfo(tmp_path)
+    path = _profile(tmp_path, "qwen3.8-27b")
+    _runs(tmp_path / "state" / "engines" / "qwen3.8-27b")
+    loading = _outcome(tmp_path, path)
+    (planned,) = loading.planned
+    assert planned.growth_bytes is not None
+    assert 0 < planned.plan.peak_bytes - planned.growth_bytes < GIB
+
+
+def test_the_gate_learns_what_the_plan_knows(tmp_path: Path) -> None:
+    _meminfo(tmp_path)
+    (planned,) = _outcome(tmp_path, _profile(tmp_path, "qwen3.8-27b", cache_ram_mib=64)).planned
+    assert cli._growth(planned.profile, planned) == Growth(
+        checkpoint_bytes=48 * 4 * (30_720 + 128 * 6144),
+        checkpoints=16,
+        cache_ram_bytes=64 * 2**20,
+        kv_bytes_per_token=65_536,
+    )
+    main = cli._role(planned.profile, {"qwen3.8-27b": planned})
+    assert (main.order, main.claim_bytes) == (0, planned.plan.load_bytes)
+
+
+def test_the_second_start_is_planned_by_the_first(tmp_path: Path, slotwise: Slotwise) -> None:
+    server = {"model": str(tiny_model.build(tmp_path)), "parallel": 2, "ctx_size": 262_144}
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({"name": "tiny", "server": server | {"threads": 1}}))
+    state = tmp_path / "state"
+    kept = state / "engines" / "tiny" / measured.FILE_NAME
+    assert "measured" not in slotwise("plan", path).out
+    with Served(path, "--state-dir", state):
+        wait_until(kept.exists, what="the size of the first start")
+        running = slotwise("plan", path)
+        assert "it runs already" in running.out
+    told = slotwise("plan", path)
+    assert "measured: size of the process, start of 20" in told.out
+    # Another window is another launch line, which was never measured.
+    path.write_text(path.read_text().replace("262144", "131072"))
+    assert "measured" not in slotwise("plan", path).out
 
 
 def test_small_models_are_told_what_they_would_find(tmp_path: Path) -> None:
