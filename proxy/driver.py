@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -86,7 +87,7 @@ class Driver:
         self._journal = journal
         self._ledger = ledger
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
-        self._pace = pace or Pace()
+        self.pace = pace or Pace()
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -250,7 +251,7 @@ class Driver:
         client = EngineClient(url, api_key)
         life = EngineLife(engine, profile, "probing", "asking whether pins hold", client)
         self.engines[engine] = life
-        result = await look_at(life, client, self._pace.between_s)
+        result = await look_at(life, client, self.pace.between_s)
         if self.engines.get(engine) is not life or life.state != "probing":
             return False
         life.probe = result
@@ -274,7 +275,8 @@ class Driver:
         if life.models is not None:
             self.models[profile] = life.models
         hung = partial(self._hung, engine)
-        life.poller = SlotsPoller(engine, client, self.clock, self.feed, hung, self._pace)
+        pace = replace(self.pace, still_s=served.params.queue.engine_silence_s)
+        life.poller = SlotsPoller(engine, client, self.clock, self.feed, hung, pace)
         life.state = "up"
         self.tokenizer.ready(client, profile)
         self.metrics.engine_state(engine, True)

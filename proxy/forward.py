@@ -8,18 +8,21 @@ its own name, since it decides what is believed of the slot afterwards.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import orjson
 
 from policies.types import Reason
 from proxy.body import ClientGoneError
 from proxy.driver import Driver
-from proxy.engine import OFF_LOOP_BYTES, UpstreamStream
+from proxy.engine import OFF_LOOP_BYTES, EngineClient, UpstreamStream
 from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
 from proxy.events import Dispatch, Failure
 from proxy.prepare import Prepared
 from proxy.reply import Reply
 from proxy.sse import Progress, Seen, SseReader
+from proxy.standstill import stands_still
 from proxy.ticket import Ticket
 
 _TAIL_S = 5.0  # after the end marker: for what the engine may still send
@@ -44,6 +47,7 @@ class Forwarding:
         self._guard = asyncio.timeout(None)
         self._silent_until = 0.0
         self._last_bound = False  # what ends next is the request's whole time
+        self._stands_still = False
         self._writing = False
         self._progress: Progress | None = None
         self._first_token = False
@@ -68,6 +72,24 @@ class Forwarding:
         finally:
             self._ticket.guarded_by(None)
 
+    @contextmanager
+    def _watched(self, client: EngineClient, id_slot: int) -> Iterator[None]:
+        """A request without a byte before its end is silent when its slot stands still."""
+
+        async def watch() -> None:
+            silence_s, pause_s = self._queue.engine_silence_s, self._driver.pace.between_s
+            await stands_still(client, id_slot, silence_s, pause_s)
+            if not self._guard.expired():
+                self._stands_still = True
+                self._guard.reschedule(asyncio.get_running_loop().time())
+
+        watching = None if self._request.stream else asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
+
     async def _exchange(self, dispatch: Dispatch) -> int:
         if self._ticket.lost is not None:  # between the decision and now
             raise EngineUnreachableError(self._ticket.lost)
@@ -77,15 +99,16 @@ class Forwarding:
         if self._reply.opened:
             await self._reply.comment(self._line(dispatch))
         self._ticket.sent = True
-        upstream = await client.open(self._request.path, body)
-        try:
-            if upstream.status >= 400:
-                raise await self._refused(upstream)
-            if self._request.stream:
-                return await self._stream(upstream)
-            return await self._whole(upstream)
-        finally:
-            await upstream.close()
+        with self._watched(client, dispatch.slot.id_slot):
+            upstream = await client.open(self._request.path, body)
+            try:
+                if upstream.status >= 400:
+                    raise await self._refused(upstream)
+                if self._request.stream:
+                    return await self._stream(upstream)
+                return await self._whole(upstream)
+            finally:
+                await upstream.close()
 
     # ------------------------------------------------------------ the answer
 
@@ -173,12 +196,13 @@ class Forwarding:
         if self._writing:
             self._ticket.failed(Failure.CLIENT_GONE)
             return ClientGoneError()
-        if self._last_bound:
+        if self._last_bound and not self._stands_still:
             self._ticket.failed(Failure.TIMEOUT)
             text = f"the request was not complete after {self._queue.request_timeout_s:g} s"
             return ProxyError(504, "request_timeout", text)
         self._ticket.failed(Failure.SILENCE)
-        text = f"the engine sent nothing for {self._queue.engine_silence_s:g} s"
+        silent = "did not go on with it" if self._stands_still else "sent nothing"
+        text = f"the engine {silent} for {self._queue.engine_silence_s:g} s"
         return ProxyError(504, "engine_silent", text)
 
     def _broken(self, error: EngineUnreachableError) -> ProxyError:

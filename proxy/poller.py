@@ -2,7 +2,8 @@
 
 Each question resets the timer by which llama-server notices that a client hung up: a poll every
 second or more keeps an abandoned request alive. So there are 2 s between two questions. An engine
-that fails to answer again and again is hung, and somebody else has to restart it.
+that fails to answer again and again is hung, as is one whose busy slots all stand still; somebody
+else has to restart it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.events import SlotReport, SlotsReported
+from proxy.standstill import Standstill, report_of
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,12 @@ FAILURES_UNTIL_HUNG = 5
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds: between two questions, and from the wish to the question."""
+    """Seconds: between two questions, from the wish to the question, and how long busy slots may
+    stand still while some slot's end is not proven."""
 
     between_s: float = 2.0
     delay_s: float = 0.2
+    still_s: float = 300.0
 
 
 class SlotsPoller:
@@ -49,6 +52,7 @@ class SlotsPoller:
         self._hung = hung
         self._pace = pace
         self._asked_at = float("-inf")
+        self._standstill = Standstill(clock())
         self._task: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
@@ -65,6 +69,14 @@ class SlotsPoller:
         self._task = None
         self._report(reply)
 
+    def _look(self, slots: tuple[SlotReport, ...]) -> None:
+        """Asked only while some slot's end is not proven: is one of them busy for ever?"""
+        still_s = self._standstill.seen(slots, self._asked_at)
+        if still_s >= self._pace.still_s:
+            self._standstill = Standstill(self._asked_at)
+            busy = ", ".join(str(slot.id_slot) for slot in slots if slot.busy)
+            self._hung(f"slots {busy} are busy, and no token moved for {still_s:.0f} s")
+
     async def _reply(self) -> SlotsReported:
         failures = 0
         while True:
@@ -73,7 +85,7 @@ class SlotsPoller:
             await asyncio.sleep(at - now)
             self._asked_at = self._clock()
             try:
-                slots = tuple(_report(slot) for slot in await self._client.slots())
+                slots = tuple(report_of(slot) for slot in await self._client.slots())
             except (
                 EngineUnreachableError,
                 UpstreamError,
@@ -86,13 +98,5 @@ class SlotsPoller:
                 if failures % FAILURES_UNTIL_HUNG == 0:
                     self._hung(f"/slots failed {failures} times in a row: {error}")
             else:
+                self._look(slots)
                 return SlotsReported(self._engine, self._asked_at, slots)
-
-
-def _report(slot: Any) -> SlotReport:
-    held = slot.get("n_prompt_tokens")
-    return SlotReport(
-        id_slot=int(slot["id"]),
-        busy=bool(slot["is_processing"]),
-        n_tokens=held if isinstance(held, int) else None,
-    )
