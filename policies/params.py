@@ -152,7 +152,7 @@ class Queue:
     queue_timeout_s: float = _knob(600, "s", 0.01, 86400, "longest wait of a non-streamed request")
     request_timeout_s: float = _knob(3600, "s", 0.01, 864000, "longest life of any request")
     engine_silence_s: float = _knob(
-        300, "s", 0.01, 86400, "a running request without a byte or, not streamed, a new token"
+        300, "s", 0.01, 86400, "a running request that does not go on"
     )
 
 
