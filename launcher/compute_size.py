@@ -1,9 +1,9 @@
 """How many bytes of scratch the engine reserves for its largest computation: an estimate.
 
 The engine finds the true size by laying out its graph, which cannot be repeated here. The terms
-are those that dominate; their factors were read off builds 11434 and 11549 on models of many
-shapes and lie within a seventh of the engine's own figure where no experts are involved. After the
-first start the measured size takes the place of this one.
+are those that dominate. Their factors were read off builds 11434 and 11549 on dense models of many
+shapes, within a seventh of the engine's own figure; those of experts and of sparse attention are
+coarser. After the first start the measured size takes the place of this one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _FEED_FORWARD_COPIES = 3  # up, gate and their product
 _STREAM_COPIES = 5  # of the residual stream, beside them
 _ATTENTION_COPIES = 8
 _EXPERT_OUTPUTS = 2  # each expert's output, before and after it is weighed
-_INDEXER_SCORES = 4  # of every cell, for each token: what sparse attention chooses by
+# Of every cell, for each token: what sparse attention chooses by. From 1164 MiB at 65,536 cells,
+# github.com/ggml-org/llama.cpp/issues/27953.
+_INDEXER_SCORES = 7
 _STATE_COPIES = 3
 
 
@@ -32,6 +34,10 @@ def compute_bytes(shape: ModelShape, context: Context) -> int:
     states = _STATE_COPIES * context.slots * (shape.r_elements + shape.s_elements)
     logits = context.slots * shape.vocabulary
     floats = tokens * per_token + states + logits
+    scores = _INDEXER_SCORES if shape.indexer_rows else 0
+    if not context.flash_attn:
+        scores += shape.heads
+    floats += tokens * context.cells * scores
     return F32_BYTES * floats + _masks(shape, context)
 
 
@@ -46,15 +52,10 @@ def output_bytes(shape: ModelShape, context: Context) -> int:
 
 
 def _masks(shape: ModelShape, context: Context) -> int:
-    """Which cell each token sees; without flash attention the scores of all heads as well."""
-    tokens = context.tokens_at_once
+    """Which cell each token sees: one mask for the layers that see all, one for the others."""
     seen = 0
     if any(not row.windowed for row in shape.rows):
         seen += context.cells
     if any(row.windowed for row in shape.rows):
         seen += min(context.cells, shape.window + context.ubatch)
-    scores = _INDEXER_SCORES if shape.indexer_rows else 0
-    if not context.flash_attn:
-        scores += shape.heads
-    mask_bytes = F16_BYTES if context.flash_attn else F32_BYTES
-    return tokens * (seen * mask_bytes + context.cells * scores * F32_BYTES)
+    return context.tokens_at_once * seen * (F16_BYTES if context.flash_attn else F32_BYTES)

@@ -82,14 +82,14 @@ def changes(engine: Engine, spare_bytes: int) -> list[Change]:
 
 def _together(base: Engine, spare_bytes: int) -> Change:
     """One kind after the other, each as far as needed."""
-    engine, texts = base, []
+    engine, settings = base, dict[str, str]()
     for kind in (_smaller_cache, _fewer_checkpoints, _fewer_slots, _shorter_windows):
         step = _needed(kind(engine), base, spare_bytes)
         if step is not None:
             engine = step.engine
-            texts.append(step.text.split(": ", 1)[1])
+            settings |= step.settings
     gained = _peak(base) - _peak(engine)
-    return Change(f"together: {', '.join(texts)}", spare_bytes + gained)
+    return Change(_told("together", settings), spare_bytes + gained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,13 @@ class _Step:
     """A change of one kind; the steps of a kind go from mild to drastic."""
 
     engine: Engine
-    text: str
+    kind: str
+    settings: dict[str, str]  # keys of the profile's server section
     caution: str = ""
+
+
+def _told(kind: str, settings: dict[str, str]) -> str:
+    return f"{kind}: {', '.join(f'{key}: {value}' for key, value in settings.items())}"
 
 
 def _mildest(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> Change | None:
@@ -106,7 +111,7 @@ def _mildest(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> Change |
     if step is None:
         return None
     spare = spare_bytes + _peak(base) - _peak(step.engine)
-    return Change(step.text, spare, step.caution)
+    return Change(_told(step.kind, step.settings), spare, step.caution)
 
 
 def _needed(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> _Step | None:
@@ -131,12 +136,10 @@ def _peak(engine: Engine) -> int:
 
 def _smaller_cache(engine: Engine) -> Iterator[_Step]:
     size = engine.cache_ram_mib
-    if size == NO_LIMIT:
-        yield _Step(replace(engine, cache_ram_mib=0), "no RAM cache: cache_ram_mib: 0")
-    while size > 0:
+    while size > 0 or size == NO_LIMIT:
         size = size // 2 if size >= 512 else 0
-        text = f"a smaller RAM cache: cache_ram_mib: {size}"
-        yield _Step(replace(engine, cache_ram_mib=size), text)
+        settings = {"cache_ram_mib": str(size)}
+        yield _Step(replace(engine, cache_ram_mib=size), "a smaller RAM cache", settings)
 
 
 def _fewer_checkpoints(engine: Engine) -> Iterator[_Step]:
@@ -145,7 +148,8 @@ def _fewer_checkpoints(engine: Engine) -> Iterator[_Step]:
         count = max(FEWEST_CHECKPOINTS, count // 2)
         yield _Step(
             replace(engine, checkpoints=count),
-            f"fewer checkpoints: ctx_checkpoints: {count}",
+            "fewer checkpoints",
+            {"ctx_checkpoints": str(count)},
             "an edit far back in a conversation is then read again from its start",
         )
 
@@ -155,9 +159,11 @@ def _quantized(engine: Engine) -> Iterator[_Step]:
     for kind in ("q8_0", "q4_0"):
         if kind in (context.type_k, context.type_v):
             return
+        smaller = replace(context, type_k=kind, type_v=kind, flash_attn=True)
         yield _Step(
-            replace(engine, context=replace(context, type_k=kind, type_v=kind, flash_attn=True)),
-            f"quantized keys and values: cache_type_k: {kind}, cache_type_v: {kind}",
+            replace(engine, context=smaller),
+            "quantized keys and values",
+            {"cache_type_k": kind, "cache_type_v": kind},
             QUANTIZED_RISKS,
         )
 
@@ -166,23 +172,17 @@ def _fewer_slots(engine: Engine) -> Iterator[_Step]:
     context = engine.context
     window = context.ctx_size // context.slots
     for slots in range(context.slots - 1, 0, -1):
-        text = f"fewer slots: parallel: {slots}, ctx_size: {window * slots}"
-        yield _Step(
-            replace(engine, context=replace(context, slots=slots, ctx_size=window * slots)), text
-        )
+        smaller = replace(context, slots=slots, ctx_size=window * slots)
+        settings = {"parallel": str(slots), "ctx_size": str(window * slots)}
+        yield _Step(replace(engine, context=smaller), "fewer slots", settings)
 
 
 def _shorter_windows(engine: Engine) -> Iterator[_Step]:
     context = engine.context
     share = 1 if context.unified else context.slots
-    steps = (context.ctx_size // share - 1) // WINDOW_STEP
-
-    def shorter(step: int) -> _Step:
+    longest = (context.ctx_size // share - 1) // WINDOW_STEP
+    for step in range(longest, SHORTEST_WINDOW // WINDOW_STEP - 1, -1):
         size = step * WINDOW_STEP * share
-        text = f"shorter windows: ctx_size: {size}"
-        if share > 1:
-            text += f" ({size // share} a slot)"
-        return _Step(replace(engine, context=replace(context, ctx_size=size)), text)
-
-    for step in range(steps, SHORTEST_WINDOW // WINDOW_STEP - 1, -1):
-        yield shorter(step)
+        told = f"{size} ({size // share} a slot)" if share > 1 else str(size)
+        smaller = replace(context, ctx_size=size)
+        yield _Step(replace(engine, context=smaller), "shorter windows", {"ctx_size": told})

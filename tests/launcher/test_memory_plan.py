@@ -267,7 +267,11 @@ def test_small_models_are_told_what_they_would_find(tmp_path: Path) -> None:
     assert first.startswith("  1. title: fits: ")
     assert first.endswith("more than claim_gib")  # 2 GB of weights alone
     # What is left when the first one runs, and what the main one may still take.
-    assert second.startswith("  2. embed: refused: 23.77 available - 3.52 growth still to come - ")
+    main, first_one = roomy.planned[0].plan, 1.0
+    left = 122 - main.load_bytes / GIB - first_one
+    growth = main.growth_bytes / GIB
+    told = f"  2. embed: refused: {left:.2f} available - {growth:.2f} growth still to come - 6.50 "
+    assert second.startswith(told)
 
 
 @pytest.mark.parametrize(
