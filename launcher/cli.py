@@ -43,7 +43,7 @@ from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
 from policies import params
 from policies.admission import Growth, Limits
-from proxy import explain, journal, kinds, normalize
+from proxy import cors, explain, journal, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.encoders import Source
@@ -161,6 +161,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.root.level))
     _raise_fd_limit()
     keys = _keys(profiles)
+    origins = _origins(given.cors_origin, bool(keys))
     listening = _listen(given.host, given.port, bool(keys))
     state_dir = given.state_dir or command_line.default_state_dir()
     try:
@@ -190,7 +191,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     meminfo = _meminfo(profiles)
     meters = Meters(outcome.planned, lambda: meminfo.read().available_bytes)
     return asyncio.run(
-        _serve_until_signal(driver, profiles, keys, listening, state_dir, meters, by_name)
+        _serve_until_signal(driver, profiles, keys, origins, listening, state_dir, meters, by_name)
     )
 
 
@@ -198,6 +199,7 @@ async def _serve_until_signal(
     driver: Driver,
     profiles: Sequence[Profile],
     keys: dict[str, str],
+    origins: Sequence[str],
     listening: socket.socket,
     state_dir: Path,
     meters: Meters,
@@ -205,7 +207,7 @@ async def _serve_until_signal(
 ) -> int:
     engines = _Engines(driver, profiles, state_dir, _url(listening), meters, by_name)
     driver.on_engine_hung = engines.restart
-    app = create_app(driver, keys)
+    app = create_app(driver, keys, cors_origins=origins)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -522,6 +524,20 @@ def _keys(profiles: Sequence[Profile]) -> dict[str, str]:
             if keys.setdefault(name, key) != key:
                 raise UsageError(f"{profile.path}: api_keys_file: another key is called {name!r}")
     return keys
+
+
+def _origins(given: Sequence[str], has_keys: bool) -> list[str]:
+    """Whose web pages may use the models; raises UsageError."""
+    try:
+        origins = [cors.origin_of(text) for text in given]
+    except ValueError as error:
+        raise UsageError(f"--cors-origin: {error}") from error
+    if cors.ANY in origins and not has_keys:
+        raise UsageError(
+            f"--cors-origin {cors.ANY}: expected an api_keys_file in the profile: without keys "
+            "every web page that is opened on this machine could use the models"
+        )
+    return origins
 
 
 def _listen(host: str, port: int, has_keys: bool) -> socket.socket:

@@ -56,6 +56,14 @@ def parser() -> argparse.ArgumentParser:
         "--journal", type=Path, metavar="FILE", help="write every event and action to FILE"
     )
     serve.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin use the models, e.g. http://localhost:3000; "
+        "may be given several times; * for all of them, with keys only (none)",
+    )
+    serve.add_argument(
         "--ignore-plan",
         action="store_true",
         help="start engines that do not fit the machine's memory by the plan",

@@ -151,9 +151,7 @@ class Queue:
     max_waiting_per_key: int = _knob(64, "requests", 1, 100_000, "beyond it 429")
     queue_timeout_s: float = _knob(600, "s", 0.01, 86400, "longest wait of a non-streamed request")
     request_timeout_s: float = _knob(3600, "s", 0.01, 864000, "longest life of any request")
-    engine_silence_s: float = _knob(
-        300, "s", 0.01, 86400, "a running request that does not go on"
-    )
+    engine_silence_s: float = _knob(300, "s", 0.01, 86400, "a running request that does not go on")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ not place is a 501 that names what works.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy import lanes_page
 from proxy.body import ClientGoneError, read_body
+from proxy.cors import Cors
 from proxy.driver import Driver
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, unreachable
@@ -82,21 +83,24 @@ def create_app(
     first_comment_s: float = 2.0,
     comment_every_s: float = 15.0,
     max_body_bytes: int | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """The whole proxy as an ASGI application.
 
     ``keys``: name of a key -> the key; none: everybody may ask. The times are those of the comment
-    lines that a streaming client gets while it waits. ``app.state.live.close()`` ends the streams
-    of open pages, which would hold up the end otherwise.
+    lines that a streaming client gets while it waits. ``cors_origins``: whose web pages may read
+    the answers. ``app.state.live.close()`` ends the streams of open pages, which would hold up the
+    end otherwise.
     """
     settings = Settings(first_comment_s, comment_every_s)
     if max_body_bytes is not None:
         settings = Settings(first_comment_s, comment_every_s, max_body_bytes)
     services = Services(driver, settings=settings)
     live = Live(driver)
+    layers = [Middleware(Cors, origins=cors_origins)] if cors_origins else []
     app = Starlette(
         routes=_routes(services, live, has_keys=bool(keys)),
-        middleware=[Middleware(Gate, keys=keys)],
+        middleware=[*layers, Middleware(Gate, keys=keys)],
         exception_handlers={HTTPException: _http_error, ProxyError: _proxy_error},
     )
     app.router.redirect_slashes = False

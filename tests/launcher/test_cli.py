@@ -126,6 +126,8 @@ def test_check_tells_the_faults_of_all_profiles_and_ends_with_status_2(tmp_path:
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid port 8000"),
         (["--port", "0", "--journal", "/nowhere/j"], "--journal /nowhere/j: No such file"),
         (["--port", "0", "--state-dir", "/proc/none"], "--state-dir /proc/none: "),
+        (["--cors-origin", "localhost:3000"], "--cors-origin: expected an origin like http://"),
+        (["--cors-origin", "*"], "--cors-origin *: expected an api_keys_file in the profile"),
     ],
 )
 def test_a_start_that_cannot_be_is_one_line_and_status_2(
