@@ -41,6 +41,7 @@ class Server:
     url: str
     launch_lines: list[str]
     pinned: bool  # slotwise: it names slot and rule of each answer
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,8 @@ def slotwise(
         with _process(command) as (process, log):
             url = _wait(process, log, lambda: _ready_url(log))
             _wait(process, log, lambda: _healthy(url, "/health/ready"))
-            yield Server(url, [_shown(command), *_children(process.pid)], pinned=True)
+            lines = [_shown(command), *_children(process.pid)]
+            yield Server(url, lines, pinned=True, pid=process.pid)
 
 
 def free_port() -> int:

@@ -52,7 +52,10 @@ MEASURING = frozenset({"numpy", "orjson", "psutil", "rich", "scipy", "tokenizers
 MEASURING |= {"matplotlib", "pydantic"}
 
 
-ASKING = ("causes", "client", "compare", "demo", "engines", "replay", "sender", "suite_reality")
+ASKING = (
+    *("causes", "client", "compare", "demo", "engines", "memory_cost", "replay", "sender"),
+    "suite_reality",
+)
 
 
 @dataclass(frozen=True)
