@@ -194,6 +194,7 @@ def _requests(requests: Sequence[Json]) -> list[RenderableType]:
     if not requests:
         return []
     table = _table("ended", "conversation", "slot", "rule")
+    table.expand = True  # what is left of the line is for the words, and no more
     for heading in ("tokens", "cached", "TTFT"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("what became of it", no_wrap=True, overflow="ellipsis", ratio=1)

@@ -1,7 +1,8 @@
 """``GET /slotwise/requests``: what became of every prompt token of the last requests, and why.
 
 Text of a prompt is shown only to the key named ``admin`` or, where there are no keys, to a client
-on this machine; it is made from token ids when it is asked for, and kept nowhere.
+on this machine that asks for this machine; it is made from token ids when it is asked for, and
+kept nowhere.
 """
 
 from __future__ import annotations
@@ -65,10 +66,13 @@ class RequestsPages:
         caller = caller_of(request.scope)
         if self._has_keys:
             return caller.key == ADMIN
+        # By the name that was asked for, too: a page of somebody else whose name leads here, or a
+        # web server that passes on what others ask, is no client on this machine.
         try:
-            return ipaddress.ip_address(caller.key).is_loopback
+            asked = request.url.hostname or ""
         except ValueError:
             return False
+        return _is_loopback(caller.key) and _is_loopback(asked)
 
     async def _texts(self, record: Record) -> Texts | None:
         """Both sides of a difference as text; None: there is none, or no engine to ask."""
@@ -82,6 +86,13 @@ class RequestsPages:
             log.warning("request %s: its difference cannot be shown: %s", record.id, error)
             return None
         return Texts(before, after)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def _text(client: EngineClient, ids: Sequence[int]) -> str:

@@ -80,6 +80,12 @@ LAWS = (
         MEASURING | {"httpx"},
     ),
     Law(
+        # it is the proxy as it serves, with a switch
+        ("bench/seeing_server.py",),
+        ("bench", "bench.*", *POLICIES, "proxy", "proxy.*"),
+        SERVING,
+    ),
+    Law(
         # these talk to a running server
         tuple(f"bench/{name}.py" for name in ASKING),
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),

@@ -112,6 +112,14 @@ def test_eighty_columns_still_say_what_a_slot_does_and_why_who_waits() -> None:
     assert "…" not in lines.split("last requests")[0]
 
 
+def test_long_words_of_an_ended_request_leave_its_figures_alone() -> None:
+    found = copy.deepcopy(STATUS)
+    found["requests"] = [{**ENDED, "text": "19 of 7,606 tokens were computed again " * 9}]
+    line = next(line for line in shown(found, 110).splitlines() if "1.25 s" in line)
+    assert " ".join(line.split()).startswith("00:00:01 agent 3a76833a 0 home 100 75.0% 1.25 s 19")
+    assert line.rstrip().endswith("…")
+
+
 def test_json_is_the_answer_as_it_came(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run_status(parsed("status", "--url", server.url, "--json")) == 0
     assert json.loads(capsys.readouterr().out) == STATUS

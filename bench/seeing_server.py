@@ -1,0 +1,88 @@
+"""The proxy whose cost of being seen is measured: its metrics can be taken out while it runs.
+
+    python -m bench.seeing_server http://127.0.0.1:8080
+
+It is the proxy as it serves, before an engine that listens already. ``POST /bench/metrics/off``
+gives it metrics that count nothing, ``on`` the real ones again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from policies.params import Params, Queue
+from proxy.app import create_app
+from proxy.driver import Driver, ServedProfile
+from proxy.metrics import Metrics
+
+READY = "measured proxy ready on "
+SWITCH = "/bench/metrics/"
+PROFILE = "bench"
+
+
+class Silent:
+    """Metrics that count nothing."""
+
+    @property
+    def memory(self) -> Silent:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return self._nothing
+
+    def _nothing(self, *_: object, **__: object) -> None:
+        pass
+
+
+class Switched:
+    """The app, and the switch in front of it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._real = driver.metrics
+        self._app = create_app(driver, {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        if not path.startswith(SWITCH):
+            await self._app(scope, receive, send)
+            return
+        is_on = path.removeprefix(SWITCH) == "on"
+        self._driver.metrics = self._real if is_on else cast(Metrics, Silent())
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def serve(engine_url: str) -> None:
+    """Until it is ended by a signal."""
+    driver = Driver([ServedProfile(PROFILE, params=Params(queue=Queue(max_running=4)))])
+    config = uvicorn.Config(
+        Switched(driver), log_level="warning", access_log=False, lifespan="off", proxy_headers=False
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listening]))
+        if not await driver.engine_up(PROFILE, PROFILE, engine_url, None):
+            raise SystemExit(f"{engine_url} does not answer as an engine does")
+        print(f"{READY}http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+        await serving
+        await driver.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.seeing_server", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("engine", metavar="URL")
+    asyncio.run(serve(parser.parse_args(argv).engine))
+    return 0
+
+
+if __name__ == "__main__":
+    main()
