@@ -169,7 +169,7 @@ def test_without_keys_only_a_client_on_this_machine_sees_text(
         assert shows_text(requests(proxy))
         assert not shows_text(requests_from(proxy, "10.1.2.3"))
         # a name of somebody else's that leads here, a web server that passes on
-        for host in ("example.com", "10.1.2.3:8000", "[::1", "localhost.example.com"):
+        for host in ("example.com", "10.1.2.3:8000", "localhost.example.com"):
             assert not shows_text(proxy.client.get("/slotwise/requests", headers={"Host": host}))
         for host in ("localhost:8000", "[::1]:8000", "127.0.0.2"):
             assert shows_text(proxy.client.get("/slotwise/requests", headers={"Host": host}))
