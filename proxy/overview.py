@@ -6,6 +6,7 @@ It holds names, figures and reasons, and no word of any prompt.
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -71,6 +72,7 @@ def _engine(life: EngineLife) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=2 * LAST_REQUESTS)
 def _brief(record: Record) -> dict[str, Any]:
     """A request that ended, in one line; ``/slotwise/requests/ID`` tells more."""
     return {
@@ -91,8 +93,9 @@ def _brief(record: Record) -> dict[str, Any]:
     }
 
 
+@cache
 def version() -> str:
-    """Of the installed package."""
+    """Of the installed package; looked for on the disk, so once."""
     try:
         return metadata.version("slotwise")
     except metadata.PackageNotFoundError:
