@@ -100,8 +100,12 @@ def slotwise(
     cache_ram_mib: int = 0,
     binary: str | None = None,
     policy: dict[str, Any] | None = None,
+    checkout: Path | None = None,
 ) -> Iterator[Server]:
-    """slotwise and the engine it starts; ``ctx_size`` is the total of all slots, in tokens."""
+    """slotwise and the engine it starts; ``ctx_size`` is the total of all slots, in tokens.
+
+    ``checkout``: the folder of another version of the code, to run that one.
+    """
     server: dict[str, Any] = {
         "model": str(model.path),
         "parallel": slots,
@@ -118,11 +122,30 @@ def slotwise(
         path.write_text(yaml.safe_dump(profile, sort_keys=False))
         command = [sys.executable, "-m", "launcher.cli", "serve", str(path), "--port", "0"]
         command += ["--state-dir", str(Path(folder) / "state")]
-        with _process(command) as (process, log):
+        with _process(command, checkout) as (process, log):
             url = _wait(process, log, lambda: _ready_url(log))
             _wait(process, log, lambda: _healthy(url, "/health/ready"))
             lines = [_shown(command), *_children(process.pid)]
             yield Server(url, lines, pinned=True, pid=process.pid)
+
+
+@contextmanager
+def running(command: Sequence[str], port: int | None = None) -> Iterator[Server]:
+    """Any other server: ready once it answers ``/health`` on ``port``, else on its ``--port``."""
+    port = port or int(command[list(command).index("--port") + 1])
+    url = f"http://127.0.0.1:{port}"
+    with _process(command) as (process, log):
+        _wait(process, log, lambda: _healthy(url))
+        yield Server(url, [_shown(command)], pinned=False, pid=process.pid)
+
+
+def tokens_by(url: str) -> list[str]:
+    """Who encodes and who renders for each profile of a slotwise: local, engine or proving."""
+    status = httpx.get(f"{url}/slotwise/status", timeout=START_S).json()
+    profiles = status["tokens"]["profiles"].values()
+    return [
+        part["by"] for profile in profiles for part in (profile["tokenizer"], profile["template"])
+    ]
 
 
 def free_port() -> int:
@@ -133,12 +156,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def _process(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def _process(
+    command: Sequence[str], folder_of_code: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A child whose output goes to a file (never to a pipe that could fill)."""
     with tempfile.TemporaryDirectory(prefix="slotwise-bench-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=folder_of_code
+            )
         try:
             yield process, log
         finally:

@@ -12,18 +12,17 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy import lanes_page
 from proxy.body import ClientGoneError, read_body
 from proxy.cors import Cors
 from proxy.driver import Driver
 from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError, unreachable
+from proxy.errors import EngineUnreachableError, ProxyError, internal_error, unreachable
 from proxy.gate import Gate
 from proxy.life import EngineLife
 from proxy.live import Live
@@ -84,31 +83,47 @@ def create_app(
     comment_every_s: float = 15.0,
     max_body_bytes: int | None = None,
     cors_origins: Sequence[str] = (),
-) -> Starlette:
+) -> App:
     """The whole proxy as an ASGI application.
 
     ``keys``: name of a key -> the key; none: everybody may ask. The times are those of the comment
     lines that a streaming client gets while it waits. ``cors_origins``: whose web pages may read
-    the answers. ``app.state.live.close()`` ends the streams of open pages, which would hold up the
-    end otherwise.
+    the answers. ``app.live.close()`` ends the streams of open pages, which would hold up the end
+    otherwise.
     """
     settings = Settings(first_comment_s, comment_every_s)
     if max_body_bytes is not None:
         settings = Settings(first_comment_s, comment_every_s, max_body_bytes)
     services = Services(driver, settings=settings)
     live = Live(driver)
-    layers = [Middleware(Cors, origins=cors_origins)] if cors_origins else []
-    app = Starlette(
-        routes=_routes(services, live, has_keys=bool(keys)),
-        middleware=[*layers, Middleware(Gate, keys=keys)],
-        exception_handlers={HTTPException: _http_error, ProxyError: _proxy_error},
+    generating = {path: Relay(services, kind, path) for path, kind in GENERATING.items()}
+    pages = Starlette(
+        routes=_routes(services, generating, live, has_keys=bool(keys)),
+        exception_handlers={
+            HTTPException: _http_error,
+            ProxyError: _proxy_error,
+            Exception: _internal_error,
+        },
     )
-    app.router.redirect_slashes = False
-    app.state.live = live
-    return app
+    pages.router.redirect_slashes = False
+    gate = Gate(pages, keys, generating)
+    return App(Cors(gate, cors_origins) if cors_origins else gate, live)
 
 
-def _routes(services: Services, live: Live, has_keys: bool) -> list[BaseRoute]:
+class App:
+    """The layers as one, and the streams of open pages."""
+
+    def __init__(self, layers: ASGIApp, live: Live) -> None:
+        self._layers = layers
+        self.live = live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._layers(scope, receive, send)
+
+
+def _routes(
+    services: Services, generating: Mapping[str, Relay], live: Live, has_keys: bool
+) -> list[BaseRoute]:
     pages = Pages(services)
     requests = RequestsPages(services.driver, has_keys)
     get: dict[str, Handler] = {
@@ -125,8 +140,7 @@ def _routes(services: Services, live: Live, has_keys: bool) -> list[BaseRoute]:
         "/slotwise/requests/{id}": requests.one,
     }
     routes: list[BaseRoute] = [
-        Route(path, Relay(services, kind, path), methods=["POST"])
-        for path, kind in GENERATING.items()
+        Route(path, relay, methods=["POST"]) for path, relay in generating.items()
     ]
     routes += [Route(path, page, methods=["GET"]) for path, page in get.items()]
     routes += [Route("/slotwise/events", live, methods=["GET"]), *lanes_page.routes()]
@@ -252,6 +266,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     else:
         known = ProxyError(error.status_code, "http_error", str(error.detail))
     return await _proxy_error(request, known)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    """The answer; the error itself goes on to the gate, which logs it."""
+    return await _proxy_error(request, internal_error())
 
 
 async def _proxy_error(request: Request, error: Exception) -> Response:

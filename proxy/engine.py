@@ -1,40 +1,33 @@
 """The HTTP client of one llama-server.
 
-Short JSON calls share a small pool; a generation gets a connection of its own, because the server
-closes a connection after a stream without notice, and the next call on it would die. The server
-closes idle connections after 5 s, so the pool lets go of them before that; and the one call that
-still meets a dead socket is tried once more (all the short calls may be repeated without harm).
+Short JSON calls share a small pool. The server closes idle connections after 5 s, so the pool lets
+go of them before that; and the one call that still meets a dead socket is tried once more (all the
+short calls may be repeated without harm).
 
 httpx's pool does not survive cancellation: a request cancelled at the wrong moment leaves its
 connection in the pool for ever, open or never opened. So a short call runs in a task of its own,
 which nobody cancels: who waited for it leaves, it ends by itself. A generation, which must end when
-its client leaves, has a pool of its own that is closed with it.
+its client leaves, is no affair of the pool's (:mod:`proxy.upstream`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import orjson
 
 from proxy.errors import EngineUnreachableError, UpstreamError
+from proxy.upstream import CONNECT_TIMEOUT_S, NO_TLS, UpstreamStream, post
 
 KEEPALIVE_EXPIRY_S = 3.0
-CONNECT_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 OFF_LOOP_BYTES = 256 * 1024
 """JSON longer than this is parsed in a thread, so that other streams keep flowing."""
 
 _KEPT_CONNECTIONS = 4
-_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Engines speak plain HTTP; without this each client would read the system's certificates anew."""
-
-_MAX_ERROR_BYTES = 1024 * 1024
 
 
 class EngineClient:
@@ -54,7 +47,7 @@ class EngineClient:
         self._short = httpx.AsyncClient(
             base_url=self.url,
             headers=self._headers,
-            verify=_NO_TLS,
+            verify=NO_TLS,
             limits=httpx.Limits(
                 max_keepalive_connections=_KEPT_CONNECTIONS, keepalive_expiry=KEEPALIVE_EXPIRY_S
             ),
@@ -120,7 +113,8 @@ class EngineClient:
         content = None if body is None else await _off_loop(orjson.dumps, body, _size(body))
         answer = await self.exchange(method, path, content, timeout_s)
         if answer.status_code >= 400:
-            raise _upstream_error(answer.status_code, answer.content, answer.headers)
+            content_type = answer.headers.get("content-type", "application/json")
+            raise UpstreamError(answer.status_code, answer.content, content_type)
         try:
             return await _off_loop(orjson.loads, answer.content, len(answer.content))
         except orjson.JSONDecodeError as error:
@@ -166,73 +160,12 @@ class EngineClient:
 
     async def open(self, path: str, content: bytes) -> UpstreamStream:
         """Post a generation; returns when the engine's head is here. The caller closes it."""
-        client = httpx.AsyncClient(
-            base_url=self.url,
-            headers={
-                **self._headers,
-                "Content-Type": "application/json",
-                "Connection": "close",
-            },
-            verify=_NO_TLS,
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            trust_env=False,
-        )
-        try:
-            request = client.build_request("POST", path, content=content)
-            return UpstreamStream(client, await client.send(request, stream=True))
-        except BaseException as error:
-            await _close(client)
-            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-                text = f"no connection: {_what(error)}"
-                raise EngineUnreachableError(text, sent=False) from error
-            if isinstance(error, httpx.TransportError):
-                raise EngineUnreachableError(f"the engine hung up: {_what(error)}") from error
-            raise
-
-
-class UpstreamStream:
-    """The engine's answer to one generation, as it comes."""
-
-    def __init__(self, client: httpx.AsyncClient, response: httpx.Response) -> None:
-        self._client = client
-        self._response = response
-        self.status = response.status_code
-        self.content_type = response.headers.get("content-type", "application/json")
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; raises :class:`EngineUnreachableError` if it breaks off."""
-        try:
-            async for chunk in self._response.aiter_raw():
-                yield chunk
-        except (httpx.TransportError, httpx.StreamError) as error:
-            raise EngineUnreachableError(f"the engine broke off: {_what(error)}") from error
-
-    async def whole(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
-
-    async def error(self) -> UpstreamError:
-        """The engine's error answer, its body cut at 1 MiB."""
-        content = (await self.whole())[:_MAX_ERROR_BYTES]
-        return _upstream_error(self.status, content, self._response.headers)
-
-    async def close(self) -> None:
-        """Close the connection: the only way to tell the engine to stop. Bounded, never raises."""
-        await _close(self._client)
-
-
-async def _close(client: httpx.AsyncClient) -> None:
-    with contextlib.suppress(httpx.HTTPError, TimeoutError, OSError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await client.aclose()
+        return await post(self.url, path, self._headers, content)
 
 
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _upstream_error(status: int, content: bytes, headers: httpx.Headers) -> UpstreamError:
-    return UpstreamError(status, content, headers.get("content-type", "application/json"))
 
 
 def _what(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import orjson
 from policies.types import Reason
 from proxy.body import ClientGoneError
 from proxy.driver import Driver
-from proxy.engine import OFF_LOOP_BYTES, EngineClient, UpstreamStream
+from proxy.engine import OFF_LOOP_BYTES, EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
 from proxy.events import Dispatch, Failure
 from proxy.prepare import Prepared
@@ -24,6 +24,7 @@ from proxy.reply import Reply
 from proxy.sse import Progress, Seen, SseReader
 from proxy.standstill import stands_still
 from proxy.ticket import Ticket
+from proxy.upstream import UpstreamStream
 
 _TAIL_S = 5.0  # after the end marker: for what the engine may still send
 _RETRY_AFTER_S = 5
@@ -108,7 +109,7 @@ class Forwarding:
                     return await self._stream(upstream)
                 return await self._whole(upstream)
             finally:
-                await upstream.close()
+                upstream.close()
 
     # ------------------------------------------------------------ the answer
 
@@ -116,7 +117,7 @@ class Forwarding:
         reader = SseReader(self._request.injected_progress)
         seen = self._ticket.seen = reader.seen
         try:
-            async for chunk in upstream.chunks():
+            while chunk := await upstream.read():
                 self._allow(_TAIL_S if seen.done else self._queue.engine_silence_s)
                 data = reader.feed(chunk)
                 self._note(seen)

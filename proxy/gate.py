@@ -37,10 +37,15 @@ def caller_of(scope: Scope) -> Caller:
 
 
 class Gate:
-    """The outermost ASGI layer. ``keys``: name -> secret; none: everybody may ask."""
+    """The outermost ASGI layer. ``keys``: name -> secret; none: everybody may ask.
 
-    def __init__(self, app: ASGIApp, keys: Mapping[str, str]) -> None:
+    ``posts``: what answers a POST to exactly this path, past the application: each of its layers
+    would wrap every token that is sent.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str], posts: Mapping[str, ASGIApp]) -> None:
         self._app = app
+        self._posts = dict(posts)
         # Digests have one length, so that comparing them tells nothing about a secret's.
         self._keys = [(name, _digest(secret.encode())) for name, secret in keys.items()]
 
@@ -60,7 +65,8 @@ class Gate:
 
         try:
             scope[_CALLER] = Caller(request_id, self._who(scope))
-            await self._app(scope, receive, send_with_id)
+            app = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+            await (app or self._app)(scope, receive, send_with_id)
         except ProxyError as error:
             await Reply(send_with_id).error(error)
         except Exception:

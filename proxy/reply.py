@@ -2,7 +2,8 @@
 
 Two tasks write: the one that serves, and the keeper, which sends a comment line now and then until
 the first byte of the answer, so that clients and their proxies do not give up on a long prefill.
-A lock keeps their writes whole; after the first byte of the answer the keeper is silent.
+A lock keeps their writes whole; after the first byte of the answer the keeper is silent, and what
+follows goes out without it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Reply:
         self.opened = False
         self._send = send
         self._lock = asyncio.Lock()
+        self._flowing = False  # the answer has begun: nobody but its writer writes any more
         self._quiet = asyncio.Event()  # set: no more comments
 
     def hush(self) -> None:
@@ -40,8 +42,12 @@ class Reply:
 
     async def stream(self, content_type: str, data: bytes) -> None:
         """The next bytes of a streamed answer."""
+        if self._flowing:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            return
         self.hush()
         async with self._lock:
+            self._flowing = True
             await self._write(content_type, data)
 
     async def end(self) -> None:

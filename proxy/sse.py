@@ -3,7 +3,8 @@
 Only one thing is ever taken out: whole progress events, and those only where the proxy itself asked
 for them. For that, events are held until complete while the engine still reads the prompt; from the
 first event that is an answer on, every byte is returned at once and parsing happens beside. A token
-event is not parsed as JSON: a few byte searches tell whether it says anything worth reading.
+event is not parsed as JSON: a few byte searches tell whether it says anything worth reading, and of
+the next one it is enough that it is the same but for its text.
 """
 
 from __future__ import annotations
@@ -23,14 +24,11 @@ _T = TypeVar("_T")
 
 _EVENT_END = re.compile(rb"\n\r?\n")
 _GENERATED = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
-_FINAL = re.compile(rb'"stop"\s*:\s*true')
-_WORTH_PARSING = (
-    b'"timings"',
-    b'"usage"',
-    b'"error"',
-    b'"prompt_progress"',
-    b'"__verbose"',
-    b'"finish_reason":"',  # on the way it is null
+_TEXT = b'"content":"'  # as llama-server writes it
+_WORTH_PARSING = re.compile(
+    rb'"(?:timings"|usage"|error"|prompt_progress"|__verbose"'
+    rb'|finish_reason":"'  # on the way it is null
+    rb'|stop"\s*:\s*true)'
 )
 
 
@@ -99,6 +97,7 @@ class SseReader:
         self._drop = drop_progress
         self._holding = drop_progress
         self._pending = b""
+        self._before, self._behind = b"", b""  # of the text in the last event that was only text
 
     def feed(self, data: bytes) -> bytes:
         """Read the next bytes; returns what goes to the client now, unchanged."""
@@ -140,15 +139,37 @@ class SseReader:
         return b'"prompt_progress"' in event and not before and not self.seen.started
 
     def _read_beside(self, data: bytes) -> None:
+        if not self._pending and self._is_like_last(data):
+            return
         searched = max(0, len(self._pending) - 2)  # no event ended before; one may end here
         pending = self._pending + data
         start = 0
         for end in _EVENT_END.finditer(pending, searched):
-            self._read_event(pending[start : end.end()])
+            event = pending[start : end.end()]
+            if not self._is_like_last(event):
+                self._read_event(event)
             start = end.end()
         rest = pending[start:]
         # An event this long is given up, so that memory stays bounded.
         self._pending = rest if len(rest) <= MAX_HELD_BYTES else b""
+
+    def _is_like_last(self, data: bytes) -> bool:
+        """Count one more whole event that differs from the last one in nothing but its text."""
+        before, behind = self._before, self._behind
+        if not before or not data.startswith(before) or not data.endswith(behind):
+            return False
+        text = data[len(before) : -len(behind)]
+        if not text or b'"' in text or b"\n" in text:
+            return False
+        self.seen.generated += 1
+        return True
+
+    def _remember(self, event: bytes) -> None:
+        """The frame of an event of one line that says nothing but its text."""
+        at = event.find(_TEXT) + len(_TEXT)
+        end = event.find(b'"', at)
+        if at >= len(_TEXT) and end > at and b"\n" not in event[:-2] and event.endswith(b"\n\n"):
+            self._before, self._behind = event[:at], event[end:]
 
     def _read_event(self, event: bytes) -> None:
         data = _data(event)
@@ -157,9 +178,8 @@ class SseReader:
         if data == b"[DONE]":
             self.seen.started = self.seen.done = True
             return
-        final = _FINAL.search(data) is not None
         parsed = None
-        if final or any(mark in data for mark in _WORTH_PARSING):
+        if _WORTH_PARSING.search(data):
             parsed = _parse(data)
             if parsed is not None:
                 self._read_parsed(parsed)
@@ -167,6 +187,8 @@ class SseReader:
             self.seen.started = True
             if _GENERATED.search(data):
                 self.seen.generated += 1
+                if parsed is None:
+                    self._remember(event)
 
     def _read_parsed(self, event: Mapping[str, Any]) -> None:
         progress = event.get("prompt_progress")

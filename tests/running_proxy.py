@@ -142,7 +142,7 @@ class _ProxyThread(threading.Thread):
         self._loop = asyncio.get_running_loop()
         driver = Driver([self._served], **self._driver_options)
         app = create_app(driver, self._keys, **self._app_options)
-        self._close_pages = app.state.live.close
+        self._close_pages = app.live.close
         settings = uvicorn.Config(
             app,
             log_level="warning",

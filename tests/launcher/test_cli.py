@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from launcher import tiny_model
+from launcher import cli, tiny_model
 from tests.engine import engines
 from tests.launcher import children
 
@@ -78,14 +78,15 @@ def _serving(directory: Path, *arguments: str) -> Iterator[Serving]:
 
 def engines_of(serving: Serving) -> list[psutil.Process]:
     """The engines among its children; the tokenizer has a process of its own."""
-    children = psutil.Process(serving.process.pid).children()
-    return [child for child in children if _is_engine(child)]
+    parent = psutil.Process(serving.process.pid)
+    return [child for child in parent.children() if _is_engine(child, parent)]
 
 
-def _is_engine(child: psutil.Process) -> bool:
-    """Not the tokenizer's process, and not one that has just ended."""
+def _is_engine(child: psutil.Process, parent: psutil.Process) -> bool:
+    """Not the tokenizer, nor what has just ended, nor what is not yet what it was forked to be."""
     try:
-        return "proxy.encoder_process" not in child.cmdline()
+        line = child.cmdline()
+        return "proxy.encoder_process" not in line and line != parent.cmdline()
     except psutil.Error:
         return False
 
@@ -249,3 +250,13 @@ def test_two_do_not_share_a_state_directory(tmp_path: Path, tiny: Path) -> None:
         done = _slotwise("serve", str(tiny), "--port", "0", "--state-dir", str(tmp_path / "state"))
     assert done.returncode == 2
     assert f"slotwise: another slotwise (pid {serving.process.pid}) runs tiny" in done.stderr
+
+
+def test_accepted_connections_send_small_writes_at_once() -> None:
+    """Else the first token waits for the client's delayed acknowledgement of the head: 40 ms."""
+    with (
+        cli._listen("127.0.0.1", 0, has_keys=False) as listening,
+        socket.create_connection(listening.getsockname(), timeout=5),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -217,7 +217,7 @@ def test_an_unproven_slot_is_asked_about_and_no_oftener_than_the_pace() -> None:
             body = {"prompt": [1, 2, 3], "id_slot": slot.id_slot, "stream": True, "n_predict": 500}
             stub.configure(decode_tps=50.0, answer_tokens=500)
             upstream = await client.open("/completion", json.dumps(body).encode())
-            await upstream.close()
+            upstream.close()
             ticket.close()
             await wait_until_async(lambda: all(s.state == "idle" for s in driver.scheduler.slots()))
             assert stub.busy() == []

@@ -45,7 +45,7 @@ def test_streams_do_not_leave_dead_connections_to_short_calls(stub: StubServer) 
         for _ in range(3):
             upstream = await client.open("/completion", b'{"prompt":"a","stream":true}')
             assert b'"stop":true' in await upstream.whole()
-            await upstream.close()
+            upstream.close()
             assert len(await client.slots()) == 4
         await client.close()
 
@@ -61,7 +61,7 @@ def test_cancelled_calls_leave_no_connection_behind(stub: StubServer) -> None:
         try:
             await upstream.whole()
         finally:
-            await upstream.close()
+            upstream.close()
 
     async def run() -> None:
         client = EngineClient(stub.url, None)

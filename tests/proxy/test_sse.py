@@ -144,6 +144,20 @@ def test_text_that_looks_like_an_end_is_no_end() -> None:
     assert reader.seen.error is None
 
 
+def test_an_event_that_differs_from_the_last_one_only_in_its_text_is_counted_like_it() -> None:
+    texts = ["a", "timings", '"timings"', '"}}],"usage":{}', "b\n\n", "\\", "[DONE]", "", "c", "d"]
+    stream = b"".join(event(delta(content=text)) for text in texts)
+    stream += event(json.dumps({"choices": [{"delta": {"content": "e"}}], "timings": TIMINGS}))
+    stream += event(delta(reasoning_content="f")) + event(delta(content="g")) + event("[DONE]")
+    for at in range(len(stream) + 1):
+        out, reader = read(cut(stream, at), drop=True)
+        assert out == stream
+        assert reader.seen.generated == len([text for text in texts if text]) + 3
+        assert reader.seen.completion_tokens == 2
+        assert reader.seen.error is None
+        assert reader.seen.done
+
+
 def test_an_error_event_is_told_in_both_spellings() -> None:
     error = {"error": {"code": 500, "message": "Compute error."}}
     _, reader = read([event(json.dumps(error))], drop=True)

@@ -1,0 +1,190 @@
+"""What slotwise adds to a call and to every event of a stream: ``python -m bench.overhead``.
+
+A direct call, nginx as a plain pass-through, and slotwise with all of its work, in turns within one
+run, before a fake engine that answers at once. Time to the first token is taken one request at a
+time: of new conversations of 200 tokens, and of one of about 100,000 that adds 500 a turn; beside
+each, on the real engine, one ``/apply-template`` of the same prompt. Events are counted over 1 and
+16 streams: paced, one of each stream every 0.24 ms and each written alone, and in a flood. Client,
+proxy and engine share the machine: read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from bench import engines, overhead_arms
+from bench.overhead_arms import Arm
+from bench.overhead_load import CHAT, LoadError, Talker, post, streams, undisturbed
+from bench.overhead_prompts import Turn, long_turns, short_turns
+from bench.overhead_report import LONG, SHORT, Figures, Flows, report
+
+FORMS = {"paced": 240, "flood": 0}  # microseconds between the events of a stream
+COUNTS = (1, 16)
+TOKENS, PACE_US = 3, 2000  # of an answer whose first token is timed: nothing else comes with it
+WARM = 5  # requests before it counts
+REAL_FLAGS = ("-c", "4096", "-np", "1")
+RESULTS = Path(__file__).parent / "results" / "overhead.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    short: int = 400  # requests
+    long: int = 100  # turns
+    long_tokens: int = 75_000  # of the first of them; some 500 more each
+    rounds: int = 5  # of streams
+    events: int = 4000  # of each stream
+
+
+def first_tokens(
+    arms: Sequence[Arm], turns: Sequence[Turn], beside: Callable[[Turn], None]
+) -> dict[str, list[float]]:
+    """Seconds to the first token of every turn, the arms in changing order."""
+    rng = random.Random(1)
+    times: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    with ExitStack() as stack, undisturbed():
+        talkers = [(arm.name, stack.enter_context(Talker(arm.url))) for arm in arms]
+        for turn in turns:
+            request = turn.request(max_tokens=TOKENS, pace_us=PACE_US)
+            for name, talker in rng.sample(talkers, len(talkers)):
+                times[name].append(talker.first_token_s(request))
+            beside(turn)
+            gc.collect()
+    return times
+
+
+def flow(arm: Arm, count: int, events: int, pace_us: int) -> tuple[float, float]:
+    """Events a second of so many streams at once, and the arm's processor seconds an event."""
+    bodies = [
+        {
+            "messages": [{"role": "user", "content": f"stream {n} of {count} at {pace_us} us"}],
+            "max_tokens": events,
+            "stream": True,
+            "pace_us": pace_us,
+        }
+        for n in range(count)
+    ]
+    before_s = arm.cpu_s()
+    measured = streams(arm.url, [post(CHAT, body) for body in bodies])
+    return measured.per_s, (arm.cpu_s() - before_s) / measured.events
+
+
+def flows(arms: Sequence[Arm], size: Size, progress: Progress) -> Flows:
+    """Rounds of every form and number of streams, the arms in changing order."""
+    found: Flows = {}
+    rng = random.Random(2)
+    task = progress.add_task("streams", total=size.rounds * len(FORMS) * len(COUNTS) * len(arms))
+    for _, (form, pace_us), count in product(range(size.rounds), FORMS.items(), COUNTS):
+        kept = found.setdefault((form, count), {arm.name: [] for arm in arms})
+        for arm in rng.sample(arms, len(arms)):
+            kept[arm.name].append(flow(arm, count, size.events, pace_us))
+            progress.advance(task)
+    return found
+
+
+def measure(arms: Sequence[Arm], engine_url: str, size: Size, progress: Progress) -> Figures:
+    """All figures of these arms; raises :class:`LoadError`."""
+    prompts = {
+        SHORT: short_turns(engine_url, size.short + WARM),
+        LONG: long_turns(engine_url, size.long_tokens, size.long + WARM),
+    }
+    figures = Figures()
+    with Talker(engine_url) as real:
+        for name, turns in prompts.items():
+            task = progress.add_task(f"{name} prompts", total=len(turns))
+
+            def beside(turn: Turn) -> None:
+                apply_s = real.whole_s(post("/apply-template", turn.shape()))
+                figures.apply_s.setdefault(name, []).append(apply_s)  # noqa: B023 (called here)
+                progress.advance(task)  # noqa: B023
+
+            before_s = {arm.name: arm.cpu_s() for arm in arms}
+            times = first_tokens(arms, turns, beside)
+            figures.cpu_s[name] = {
+                arm.name: (arm.cpu_s() - before_s[arm.name]) / len(turns) for arm in arms
+            }
+            figures.ttft_s[name] = {arm: taken[WARM:] for arm, taken in times.items()}
+            tokens = [turn.prompt_tokens for turn in turns[WARM:]]
+            figures.tokens[name] = (min(tokens), max(tokens))
+    figures.flows = flows(arms, size, progress)
+    return figures
+
+
+@contextmanager
+def running_arms(
+    engine_url: str, model: engines.Model, against: Sequence[str]
+) -> Iterator[list[Arm]]:
+    """Every arm, started. ``against``: folders of other versions of the code."""
+    with ExitStack() as stack:
+        direct = stack.enter_context(overhead_arms.fake_engine(engine_url))
+        arms = [direct]
+        if overhead_arms.has_nginx():
+            arms.append(stack.enter_context(overhead_arms.nginx(direct.url)))
+        versions = {"slotwise": None} | {f"slotwise at {p}": Path(p).resolve() for p in against}
+        for name, checkout in versions.items():
+            arms.append(
+                stack.enter_context(overhead_arms.slotwise(name, model, engine_url, checkout))
+            )
+        yield arms
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
+    defaults = Size()
+    for name, what in (
+        ("short", "requests of 200 tokens"),
+        ("long", "turns of the long conversation"),
+        ("long-tokens", "its length at the start"),
+        ("rounds", "rounds of streams"),
+        ("events", "of each stream"),
+    ):
+        default = getattr(defaults, name.replace("-", "_"))
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
+    parser.add_argument(
+        "--against", action="append", default=[], help="folder of another version, as one more arm"
+    )
+    parser.add_argument("--write", action="store_true", help=f"also to {RESULTS.name}")
+    given = parser.parse_args(arguments)
+    size = Size(given.short, given.long, given.long_tokens, given.rounds, given.events)
+    try:
+        told = run(size, given.against)
+    except (engines.ServerError, LoadError, OSError) as error:
+        print(f"overhead: {error}", file=sys.stderr)
+        return 1
+    print(told)
+    if given.write:
+        command = shlex.join(["python", "-m", "bench.overhead", *(arguments or sys.argv[1:])])
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(f"# What slotwise adds\n\n`{command}`\n\n{told}\n")
+    return 0
+
+
+def run(size: Size, against: Sequence[str]) -> str:
+    """Start everything, measure, and tell it as markdown."""
+    model = engines.tiny_model()
+    load = os.getloadavg()[0]
+    with (
+        engines.bare(model, REAL_FLAGS) as real,
+        running_arms(real.url, model, against) as arms,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        figures = measure(arms, real.url, size, progress)
+        return report(figures, arms, load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The load of the overhead benchmark: plain sockets, so that the client is never what is measured.
+
+A :class:`Talker` keeps one connection and times one request after the other; :func:`streams` reads
+many answers at once and counts their events.
+"""
+
+from __future__ import annotations
+
+import gc
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import orjson
+
+CHAT = "/v1/chat/completions"
+TOKEN = b'"content":"'
+EVENT = b"data: "
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+OK = b"HTTP/1.1 200"
+SHOWN_BYTES = 300
+HEAD_END = b"\r\n\r\n"
+LIMIT_S = 60.0
+KEPT_S = 3.0  # a connection idle for longer may be closed under our hands,
+KEPT_REQUESTS = 90  # as one that had more of them: llama-server takes 100
+READ_BYTES = 256 * 1024
+
+
+class LoadError(RuntimeError):
+    """An answer that is not what was asked for; the text holds its begin."""
+
+
+def post(path: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes of a request, head and body in one."""
+    content = orjson.dumps(body)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+class Talker:
+    """One kept-alive connection to ``url``."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 0)
+        self._socket: socket.socket | None = None
+        self._used_at = 0.0
+        self._requests = 0  # on this connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def first_token_s(self, request: bytes) -> float:
+        """Seconds from the first byte sent to the first token read; the answer is read to its end.
+
+        Raises :class:`LoadError`, ``OSError``.
+        """
+        connected = self._connected()
+        begun = time.perf_counter()
+        connected.sendall(request)
+        received, at = bytearray(), 0.0
+        while not received.endswith(LAST_CHUNK):
+            received += _received(connected)
+            if not at and TOKEN in received:
+                at = time.perf_counter()
+            if not at and _length(received) is not None:
+                raise LoadError(f"not a stream: {bytes(received[:SHOWN_BYTES])!r}")
+        self._used_at = time.monotonic()
+        if not at:
+            raise LoadError(f"a stream without a token: {bytes(received[:SHOWN_BYTES])!r}")
+        return at - begun
+
+    def whole_s(self, request: bytes) -> float:
+        """Seconds to the end of an answer that is not streamed; raises as above."""
+        connected = self._connected()
+        begun = time.perf_counter()
+        connected.sendall(request)
+        received = bytearray()
+        while (length := _length(received)) is None or len(received) < length:
+            received += _received(connected)
+        self._used_at = time.monotonic()
+        if not received.startswith(OK):
+            raise LoadError(f"not an answer: {bytes(received[:SHOWN_BYTES])!r}")
+        return time.perf_counter() - begun
+
+    def _connected(self) -> socket.socket:
+        is_old = time.monotonic() - self._used_at > KEPT_S or self._requests >= KEPT_REQUESTS
+        if self._socket is None or is_old:
+            self.close()
+            self._socket, self._requests = _connect(self._address), 0
+        self._requests += 1
+        return self._socket
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What a run of streams brought."""
+
+    events: int
+    seconds: float  # from the first event to the last
+
+    @property
+    def per_s(self) -> float:
+        return self.events / self.seconds
+
+
+class _Reader:
+    """One stream that is read and counted, not looked at."""
+
+    def __init__(self, address: tuple[str, int], request: bytes) -> None:
+        self.socket = _connect(address)
+        self.request = request
+        self.events = 0
+        self.last_event_at = 0.0
+        self._tail = b""
+
+    def read(self) -> bool:
+        """Take what is there; False: it was the end."""
+        data = _received(self.socket)
+        seen = self._tail + data
+        self.events += seen.count(EVENT) - self._tail.count(EVENT)
+        if self.events:
+            self.last_event_at = time.perf_counter()
+        if seen.endswith(LAST_CHUNK):
+            return False
+        self._tail = seen[-len(LAST_CHUNK) + 1 :]  # a mark may be cut in two
+        return True
+
+
+def streams(url: str, requests: list[bytes]) -> Flow:
+    """Post all requests, each on a connection of its own, and read the answers to their end.
+
+    Raises :class:`LoadError`, ``OSError``.
+    """
+    parts = urlsplit(url)
+    address = (parts.hostname or "", parts.port or 0)
+    readers = [_Reader(address, request) for request in requests]
+    try:
+        with undisturbed(), selectors.DefaultSelector() as selector:
+            for reader in readers:
+                selector.register(reader.socket, selectors.EVENT_READ, reader)
+                reader.socket.sendall(reader.request)
+            return _read_all(selector, readers)
+    finally:
+        for reader in readers:
+            reader.socket.close()
+
+
+def _read_all(selector: selectors.BaseSelector, readers: list[_Reader]) -> Flow:
+    open_readers = len(readers)
+    first_at = 0.0
+    while open_readers:
+        ready = selector.select(LIMIT_S)
+        if not ready:
+            raise LoadError(f"{open_readers} streams were silent for {LIMIT_S:g} s")
+        for key, _ in ready:
+            reader: _Reader = key.data
+            if not reader.read():
+                selector.unregister(reader.socket)
+                open_readers -= 1
+            if not first_at and reader.events:
+                first_at = reader.last_event_at
+    last_at = max(reader.last_event_at for reader in readers)
+    return Flow(sum(reader.events for reader in readers), last_at - first_at)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No collection of garbage while times are taken."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    connected = socket.create_connection(address, timeout=LIMIT_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # The kernel's own limit: Python's would cost a call more for every read.
+    connected.settimeout(None)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(LIMIT_S), 0))
+    return connected
+
+
+def _received(connected: socket.socket) -> bytes:
+    """At least a byte; raises :class:`LoadError`."""
+    try:
+        data = connected.recv(READ_BYTES)
+    except BlockingIOError:
+        raise LoadError(f"no byte for {LIMIT_S:g} s") from None
+    if not data:
+        raise LoadError("the answer broke off")
+    return data
+
+
+def _length(received: bytearray) -> int | None:
+    """Of an answer with a Content-Length, head and body; None: not told, or not yet."""
+    start = received.find(HEAD_END)
+    for line in bytes(received[: max(start, 0)]).lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return start + len(HEAD_END) + int(line.partition(b":")[2])
+    return None

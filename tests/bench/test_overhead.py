@@ -1,0 +1,113 @@
+"""The overhead benchmark counts and times what is there, and starts what it says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bench import overhead, overhead_arms
+from bench.fake_engine import FakeEngine
+from bench.overhead_arms import Arm
+from bench.overhead_load import CHAT, LoadError, Talker, post, streams
+from bench.overhead_report import DIRECT, LONG, NGINX, SHORT, Figures, report, verdicts
+
+OURS = "slotwise"
+
+
+@contextmanager
+def fake() -> Iterator[str]:
+    """A fake engine in a thread, without a real one behind it; its URL."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        engine = FakeEngine(listener, "http://127.0.0.1:9", slots=4, window=4096)
+        serving = threading.Thread(target=engine.serve, args=(ended.is_set,))
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            serving.join(10)
+    assert not serving.is_alive()
+
+
+def asked(events: int, pace_us: int = 0, **more: object) -> bytes:
+    body = {"messages": [], "stream": True, "max_tokens": events, "pace_us": pace_us, **more}
+    return post(CHAT, body)
+
+
+def test_every_event_of_every_stream_is_counted() -> None:
+    with fake() as url:
+        told = 3  # role, finish and [DONE]
+        for count, events in ((1, 2), (1, 700), (16, 300)):
+            assert streams(url, [asked(events)] * count).events == count * (events - 1 + told)
+
+
+def test_a_paced_stream_takes_its_time_and_its_first_token_does_not() -> None:
+    with fake() as url:
+        flow = streams(url, [asked(51, pace_us=2000)] * 2)
+        assert 0.1 <= flow.seconds < 5
+        with Talker(url) as talker:
+            first_s = min(talker.first_token_s(asked(3, pace_us=50_000)) for _ in range(5))
+            assert first_s < 0.05, "the tokens behind the first are not waited for"
+
+
+def test_a_talker_outlives_its_connection() -> None:
+    with fake() as url, Talker(url) as talker:
+        for _ in range(overhead.WARM + 100):
+            assert talker.first_token_s(asked(2)) > 0
+
+
+def test_an_answer_that_is_none_is_said() -> None:
+    with fake() as url, Talker(url) as talker, pytest.raises(LoadError, match="not a stream"):
+        talker.first_token_s(post("/health", {}))
+
+
+def figures(with_nginx: bool) -> Figures:
+    """Direct 1 ms, nginx 2 ms, slotwise 6 ms; the template 10 ms; 100, 90 and 85 events/s."""
+    arms = {DIRECT: (0.001, 100.0), NGINX: (0.002, 90.0), OURS: (0.006, 85.0)}
+    if not with_nginx:
+        del arms[NGINX]
+    times = {arm: [ttft_s] * 9 for arm, (ttft_s, _) in arms.items()}
+    runs = {arm: [(per_s, 1e-5)] * 3 for arm, (_, per_s) in arms.items()}
+    return Figures(
+        ttft_s={SHORT: times, LONG: times},
+        cpu_s={length: dict.fromkeys(arms, 0.001) for length in (SHORT, LONG)},
+        apply_s={length: [0.010] * 9 for length in (SHORT, LONG)},
+        tokens={SHORT: (180, 220), LONG: (75_000, 125_000)},
+        flows={("paced", 1): runs, ("paced", 16): runs},
+    )
+
+
+def test_the_targets_are_judged_by_ratios_of_one_run() -> None:
+    held = [(row["ratio"], row["held"]) for row in verdicts(figures(with_nginx=True))]
+    assert held == [("5.00", "yes"), ("0.50", "yes"), ("0.85", "yes")]
+    worse = figures(with_nginx=True)
+    worse.ttft_s[SHORT] = {**worse.ttft_s[SHORT], OURS: [0.0101] * 9}
+    assert [row["held"] for row in verdicts(worse)] == ["NO", "yes", "yes"]
+
+
+def test_without_nginx_the_rest_is_told() -> None:
+    told = report(figures(with_nginx=False), [Arm(DIRECT, "http://x")], load=0.0)
+    assert "nginx is not installed" in told
+    assert [row["ratio"] for row in verdicts(figures(with_nginx=False))] == ["0.50", "0.85"]
+
+
+def test_nginx_passes_a_stream_on_as_it_is() -> None:
+    if not overhead_arms.has_nginx():
+        pytest.skip("nginx is not installed")
+    with fake() as url, overhead_arms.nginx(url) as arm:
+        assert streams(arm.url, [asked(50)] * 3).events == 3 * 52
+        assert arm.cpu_s() >= 0
+        assert len(arm.processes) >= 2, "its worker counts too"
+
+
+def test_the_whole_benchmark_runs_with_slotwise_at_work() -> None:
+    size = overhead.Size(short=4, long=3, long_tokens=2000, rounds=1, events=40)
+    told = overhead.run(size, [])
+    assert "| slotwise |" in told
+    assert "| one real /apply-template |" in told
+    assert told.count("| paced | 16 |") >= 2
