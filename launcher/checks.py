@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher import argv, engine_flags, gguf_header, models
+from launcher import argv, engine_flags, gguf_header, gguf_tensors, models
 from launcher.faults import shown
 from launcher.paths import located, program
 from launcher.settings import EMBEDDED, MIN_WINDOW, AttachedServer, LaunchedServer
@@ -100,6 +100,11 @@ class ServerChecks:
         try:
             self.model = models.resolve(given, self.directory)
             self.header = gguf_header.read(self.model)
+            for part in (files := gguf_tensors.parts(self.model)):
+                if not part.is_file():
+                    raise models.ModelError(f"expected {len(files)} files, got no {part}")
+                if part != self.model:
+                    gguf_header.read(part)
         except models.ModelError as error:
             self.faults.append(f"server.model: {error}")
         except (gguf_header.HeaderError, OSError) as error:
@@ -114,10 +119,13 @@ class ServerChecks:
 
     def _find_file(self, name: str, given: str) -> None:
         path = located(given, self.directory).resolve()
-        if path.is_file():
+        try:
+            if not path.is_file():
+                raise FileNotFoundError("no such file")
+            gguf_header.read(path)
             self.files[name] = path
-        else:
-            self._fault(name, "the path of a GGUF file", given, "no such file")
+        except (gguf_header.HeaderError, OSError) as error:
+            self._fault(name, "the path of a GGUF file", given, str(error))
 
     def _extra_args(self, extra_args: Sequence[str], binary: object) -> None:
         refused = argv.extra_args_faults(extra_args)

@@ -1,17 +1,20 @@
 """What the header of a GGUF file says: what a profile is checked and planned by, the vocabulary.
 
-Only the key-value part is read, and long arrays are skipped unless the vocabulary is asked for.
+No tensor is read, and long arrays are skipped unless the vocabulary is asked for.
 Format: magic, version, tensor count, key count, then key, type, value; all little-endian.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from launcher import gguf_tensors
 
 MAGIC = b"GGUF"
 # Type number -> struct format of a scalar.
@@ -67,12 +70,18 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """The header's facts; raises HeaderError, OSError."""
+    """The header's facts; raises HeaderError, also for a file that is cut short, OSError."""
     try:
         with path.open("rb") as file:
-            values = _key_values(file)
+            tensors, values = _key_values(file)
+            needed = gguf_tensors.length_bytes(file, tensors, values.get("general.alignment"))
+            size = os.fstat(file.fileno()).st_size
     except struct.error as error:
         raise HeaderError("the file ends within its header") from error
+    except ValueError as error:
+        raise HeaderError(str(error)) from error
+    if size < needed:
+        raise HeaderError(f"{path.name} is cut short: {size} of {needed} bytes")
     architecture = str(values.get("general.architecture", ""))
     return Header(
         architecture=architecture,
@@ -89,7 +98,7 @@ def read_vocabulary(path: Path) -> dict[str, Any] | None:
     """
     try:
         with path.open("rb") as file:
-            values = _key_values(file, _ARRAYS)
+            _, values = _key_values(file, _ARRAYS)
     except struct.error as error:
         raise HeaderError("the file ends within its header") from error
     tokens = values.get(_TOKENIZER + "tokens")
@@ -132,18 +141,19 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _key_values(file: BinaryIO, arrays: Collection[str] = ()) -> dict[str, Any]:
-    """All keys; a long array's items only where its key is among ``arrays``, else its Length."""
+def _key_values(file: BinaryIO, arrays: Collection[str] = ()) -> tuple[int, dict[str, Any]]:
+    """How many tensors there are, and all keys; a long array's items only where its key is among
+    ``arrays``, else its Length."""
     if file.read(len(MAGIC)) != MAGIC:
         raise HeaderError("not a GGUF file")
-    version, _tensors, count = _unpack(file, "IQQ")
+    version, tensors, count = _unpack(file, "IQQ")
     if version < 2 or count > _MOST_KEYS:
         raise HeaderError(f"GGUF version {version} with {count} keys is not supported")
     values: dict[str, Any] = {}
     for _ in range(count):
         key = _text(file)
         values[key] = _value(file, _unpack(file, "I")[0], key in arrays)
-    return values
+    return tensors, values
 
 
 def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from launcher import gguf_header, measured, model_shape
+from launcher import gguf_header, gguf_tensors, measured, model_shape
 from launcher import plan as planning
 from launcher.cache_size import DEFAULT_UBATCH, CacheError, Context
 from launcher.command_line import engine_dir, launch_line
@@ -17,7 +16,6 @@ from launcher.profile import Profile
 from launcher.settings import EMBEDDED, LaunchedServer
 
 DRAFTED = "3"  # llama-server's default
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class PlanError(ValueError):
@@ -96,17 +94,10 @@ def context(server: LaunchedServer) -> Context:
 
 def shards(path: Path) -> list[Path]:
     """All files of a model that was split; raises PlanError where one is missing."""
-    name = _SHARD.search(path.name)
-    if name is None:
-        return [path]
-    stem = path.name[: name.start()]
-    count = int(name[2])
-    found = [
-        path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)
-    ]
+    found = gguf_tensors.parts(path)
     missing = [part for part in found if not part.is_file()]
     if missing:
-        raise PlanError(f"expected {count} files, got no {missing[0]}")
+        raise PlanError(f"expected {len(found)} files, got no {missing[0]}")
     return found
 
 
