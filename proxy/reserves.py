@@ -139,7 +139,8 @@ class Reserves:
             return Need(buffers=buffers)
         growth = engine.growth
         others = [r for r in self._running.values() if r.slot.engine == slot.engine]
-        more = self._held_after(engine, placing) - self._held_before(engine, placing)
+        # What the slot keeps of another prompt is freed first: only what is more than that grows.
+        more = self._held_after(engine, placing) - engine.held.get(slot.id_slot, 0)
         leaves = 0 if placing.stays else placing.resident * growth.kv_bytes_per_token
         unused = growth.cache_ram_bytes - self._cache_used(engine)
         unused -= sum(r.need.cache - r.spent.cache for r in others)
@@ -162,7 +163,7 @@ class Reserves:
         need = self.need(placing)
         if engine is not None:
             checkpoints = self._held_after(engine, placing)
-            engine.held[slot.id_slot] = self._held_before(engine, placing)
+            engine.held[slot.id_slot] = self._kept(engine, placing)
         self._running[request.id] = Reserve(
             need, slot, len(request.tokens), placing.reused, checkpoints
         )
@@ -201,7 +202,7 @@ class Reserves:
         used = engine.grown - self._checkpoints(engine) - engine.scratch
         return max(0, min(engine.growth.cache_ram_bytes, used))
 
-    def _held_before(self, engine: _Engine, placing: Placing) -> int:
+    def _kept(self, engine: _Engine, placing: Placing) -> int:
         """Checkpoints that stay: those of the part of the slot's content that is reused."""
         held = engine.held.get(placing.slot.id_slot, 0)
         if placing.slot.id_slot < 0 or not placing.resident:
@@ -211,4 +212,4 @@ class Reserves:
     def _held_after(self, engine: _Engine, placing: Placing) -> int:
         uncached = len(placing.request.tokens) - placing.reused
         made = new_checkpoints(uncached, engine.growth)
-        return min(engine.growth.checkpoints, self._held_before(engine, placing) + made)
+        return min(engine.growth.checkpoints, self._kept(engine, placing) + made)

@@ -86,6 +86,8 @@ def test_checkpoints_stop_at_the_most_a_slot_keeps() -> None:
     assert r.checkpoint_bytes(SlotId("e", 0)) == 7 * MIB
     more = r.need(placing("b", 90_000, resident=30_000, reused=30_000))
     assert more.checkpoints == MIB
+    other = r.need(placing("b", 20_000, resident=30_000))  # they go, as many come
+    assert other.checkpoints == 0
     r.emptied(SlotId("e", 0))
     assert r.checkpoint_bytes(SlotId("e", 0)) == 0
 
