@@ -32,9 +32,11 @@ from policies.prefix import Tokens, lcp
 
 FITTED_ON, CHECKED_ON = "miniswe", "sweagent"
 COST_FILE = Path(__file__).resolve().parent / "costs" / "tiny.yaml"
-SIMULATED = ("llama.cpp", "llama.cpp-no-idle-slots", "session-pin", arms.SLOTWISE)
+_NO_SNAPSHOTS = "llama.cpp-no-idle-slots"
+SIMULATED = ("llama.cpp", _NO_SNAPSHOTS, "session-pin", arms.SLOTWISE)
 SEED = 1
 LIVE = 8
+MOST_CALLS = 10  # of a session
 MOST_OUTPUT = 32
 _COPY_TOKENS = 12_000
 _BARE_BATCH, _SLOTWISE_BATCH = 2048, 512  # as each is started
@@ -49,7 +51,7 @@ def reality(bench: Bench, quick: bool) -> str:
         COST_FILE.write_text(fit.as_yaml(cost, comment), "utf-8")
     wanted = Wanted(
         total=4 if quick else None,
-        calls=4 if quick else 40,
+        calls=4 if quick else MOST_CALLS,
         most_output=MOST_OUTPUT,
         think_s=THINK_S,
         sessions=LIVE,
@@ -66,8 +68,8 @@ def reality(bench: Bench, quick: bool) -> str:
             label = f"{order}, RAM {ram_tokens // 1000}k"
             rows += _compared(bench, sent, tokens, heads, cost, ram_tokens, label)
     return (
-        f"{about_fit}\n\nChecked on {CHECKED_ON}: {len(script.sessions)} sessions, {len(script)} "
-        f"calls, {LIVE} sessions live on {SLOTS} slots, pauses about {THINK_S * THINK_SCALE:.1f} "
+        f"{about_fit}\n\nChecked on {CHECKED_ON}: the first {MOST_CALLS} calls of "
+        f"{len(script.sessions)} sessions, {len(script)} calls, {LIVE} sessions live on {SLOTS} slots, pauses about {THINK_S * THINK_SCALE:.1f} "
         f"s (log-normal), seed {SEED}.\n\n{markdown_table(rows)}"
     )
 
@@ -155,6 +157,8 @@ def _compared(
     simulated = arms.arms(SIMULATED, SLOTS, ram_tokens, params)
     rows = []
     for arm, model in zip(four_arms(bench, ram_tokens), simulated, strict=True):
+        if not ram_tokens and model.name == _NO_SNAPSHOTS:
+            continue  # without a RAM cache it is the default
         real = figures(bench.play(arm, script, think_scale=THINK_SCALE).outcome)
         batch = _SLOTWISE_BATCH if model.name == arms.SLOTWISE else _BARE_BATCH
         costs = cost.model_copy(update={"batch_tokens": batch})
