@@ -67,10 +67,11 @@ def reality(bench: Bench, quick: bool) -> str:
         for ram_tokens in (PARK_TOKENS, 0):
             label = f"{order}, RAM {ram_tokens // 1000}k"
             rows += _compared(bench, sent, tokens, heads, cost, ram_tokens, label)
+    size = f"the first {MOST_CALLS} calls of {len(script.sessions)} sessions, {len(script)} calls"
+    pauses = f"pauses about {THINK_S * THINK_SCALE:.1f} s (log-normal)"
     return (
-        f"{about_fit}\n\nChecked on {CHECKED_ON}: the first {MOST_CALLS} calls of "
-        f"{len(script.sessions)} sessions, {len(script)} calls, {LIVE} sessions live on {SLOTS} slots, pauses about {THINK_S * THINK_SCALE:.1f} "
-        f"s (log-normal), seed {SEED}.\n\n{markdown_table(rows)}"
+        f"{about_fit}\n\nChecked on {CHECKED_ON}: {size}, {LIVE} sessions live on {SLOTS} slots, "
+        f"{pauses}, seed {SEED}.\n\n{markdown_table(rows)}"
     )
 
 
