@@ -159,12 +159,20 @@ def free_port() -> int:
 def _process(
     command: Sequence[str], folder_of_code: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A child whose output goes to a file (never to a pipe that could fill)."""
+    """A child whose output goes to a file (never to a pipe that could fill).
+
+    In a session of its own, as slotwise starts its engines: Linux shares a busy machine among
+    sessions (autogroups), and one arm's engine must not get a smaller share than another's.
+    """
     with tempfile.TemporaryDirectory(prefix="slotwise-bench-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=folder_of_code
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder_of_code,
+                start_new_session=True,
             )
         try:
             yield process, log
