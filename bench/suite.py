@@ -13,6 +13,7 @@ import argparse
 import os
 import platform
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if unknown:
         print(f"bench: {unknown[0]!r} is not one of {', '.join(SUITE)}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines are ended in any case
     try:
         bench = Bench(engines.tiny_model(), binary=options.binary)
         for name in names:
