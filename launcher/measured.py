@@ -21,10 +21,11 @@ from typing import Any
 import psutil
 
 from launcher import pid_file
-from launcher.plan import Engine, Measured, Plan
+from launcher.plan import PROCESS, VOCABULARY, Measured, Plan
 from launcher.residency import growth_to_come
 
 FILE_NAME = "memory.json"
+LOGGED, PROCESS_SIZE, FELL = "the engine's log", "size of the process", "fall of MemAvailable"
 KEPT_LINES = 8
 _MOST_LOG_BYTES = 4 * 2**20
 _MOST_FILE_BYTES = 2**20
@@ -45,7 +46,7 @@ class Start:
     growth_bytes: int
 
     def measured(self) -> Measured:
-        return Measured(self.at_load_bytes, self.when, self.how)
+        return Measured(self.at_load_bytes, self.when, self.how, self.how == LOGGED)
 
 
 def line_key(argv: Sequence[str], files: Sequence[Path]) -> str:
@@ -103,15 +104,17 @@ def growth_of_running(directory: Path, peak_bytes: int = 0) -> int | None:
 class Meter:
     """Measures one start: ``begin`` before the process is made, ``ended`` once it is ready."""
 
-    def __init__(self, directory: Path, line: str, plan: Plan, engine: Engine) -> None:
+    def __init__(self, directory: Path, line: str, plan: Plan, on_gpu: bool) -> None:
         self._directory = directory
         self._line = line
         self._growth_bytes = plan.growth_bytes
         # A fall that is smaller is none of a load: a mapped model is page cache, managed memory
         # is taken when it is touched.
         self._least_bytes = plan.computed_load_bytes // 2
-        self._process_bytes = engine.process_bytes
-        self._on_gpu = engine.on_gpu
+        self._unlogged_bytes = sum(
+            part.size_bytes for part in plan.parts if part.name in (VOCABULARY, PROCESS)
+        )
+        self._on_gpu = on_gpu
         self._available_bytes: int | None = None
         self._log_offset = 0
 
@@ -141,13 +144,13 @@ class Meter:
     def _at_load(self, pss_bytes: int, available_bytes: int | None) -> tuple[int, str]:
         logged = logged_bytes(_tail(self._directory / "engine.log", self._log_offset))
         if logged:
-            return logged + self._process_bytes, "the engine's log"
+            return logged + self._unlogged_bytes, LOGGED
         if not self._on_gpu:
-            return pss_bytes, "size of the process"
+            return pss_bytes, PROCESS_SIZE
         if self._available_bytes is None or available_bytes is None:
             return 0, ""
         fell = self._available_bytes - available_bytes
-        return (fell, "fall of MemAvailable") if fell >= self._least_bytes else (0, "")
+        return (fell, FELL) if fell >= self._least_bytes else (0, "")
 
 
 def logged_bytes(text: str) -> int:

@@ -24,7 +24,8 @@ class Meters:
         self._under_way: set[str] = set()
         self._measuring: set[asyncio.Future[None]] = set()
         self._meters = {
-            one.plan.name: Meter(one.directory, one.line, one.plan, one.engine) for one in planned
+            one.plan.name: Meter(one.directory, one.line, one.plan, one.engine.on_gpu)
+            for one in planned
         }
 
     def starting(self, engine: str) -> None:

@@ -23,7 +23,8 @@ VOCABULARY_TOKEN_BYTES = 128  # its texts and maps, measured: 29 MiB for 262,144
 # github.com/ggml-org/llama.cpp/issues/27953.
 CUDA_PROCESS_BYTES = 768 * MIB
 NO_LIMIT = -1  # of the RAM cache
-COMPUTE = "compute buffers"
+# Parts that are looked for by name.
+COMPUTE, VOCABULARY, PROCESS = "compute buffers", "vocabulary", "the process itself"
 
 Source = Literal["file", "computed", "estimated", "declared"]
 
@@ -56,6 +57,7 @@ class Measured:
     at_load_bytes: int
     when: str  # a date and time, for the reader
     how: str  # which figure it is
+    is_whole: bool = False  # scratch that was reserved but not used yet is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Plan:
     @property
     def untouched_bytes(self) -> int:
         """Scratch that was reserved at the measured start, but not used by then."""
+        if self.measured is None or self.measured.is_whole:
+            return 0
         scratch = sum(part.size_bytes for part in self.parts if part.name == COMPUTE)
         return max(0, min(scratch, self.computed_load_bytes - self.load_bytes))
 
@@ -168,9 +172,9 @@ def _at_load(engine: Engine) -> list[Part]:
     parts.append(Part("output buffer", output, "computed", f"{context.slots} slots"))
     tokens = sum(shape.vocabulary for shape in shapes)
     size = VOCABULARY_TOKEN_BYTES * tokens
-    parts.append(Part("vocabulary", size, "estimated", f"{tokens} tokens"))
+    parts.append(Part(VOCABULARY, size, "estimated", f"{tokens} tokens"))
     kind = "with CUDA's own" if engine.on_gpu else ""
-    parts.append(Part("the process itself", engine.process_bytes, "estimated", kind))
+    parts.append(Part(PROCESS, engine.process_bytes, "estimated", kind))
     return parts
 
 

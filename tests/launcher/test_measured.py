@@ -28,15 +28,9 @@ def _start(line: str, size: int = 1) -> Start:
 
 def _meter(directory: Path, line: str, on_gpu: bool = False) -> Meter:
     """Of an engine whose plan says 60 GiB at load, and 7 MiB that it may still take."""
-    engine = Engine(
-        "m",
-        Loaded(60 * plan.GIB),
-        Context(4096, 1),
-        cache_ram_mib=7,
-        process_bytes=100,
-        on_gpu=on_gpu,
-    )
-    return Meter(directory, line, plan.make(engine), engine)
+    model = Loaded(60 * plan.GIB)
+    engine = Engine("m", model, Context(4096, 1), cache_ram_mib=7, process_bytes=100)
+    return Meter(directory, line, plan.make(engine), on_gpu)
 
 
 def _runs(directory: Path) -> int:
@@ -86,6 +80,7 @@ def test_the_engines_own_log_is_the_best_source(tmp_path: Path) -> None:
     assert start.at_load_bytes == 100 + round(412.66 * 2**20)
     assert (start.how, start.growth_bytes) == ("the engine's log", 7 * plan.MIB)
     assert measured.last(tmp_path, "line") == start
+    assert start.measured().is_whole
 
 
 def test_a_log_that_shows_no_sizes_is_no_source() -> None:

@@ -122,6 +122,32 @@ def test_serve_refuses_what_does_not_fit_unless_told_otherwise(tmp_path: Path) -
     assert not (tmp_path / "state" / "engines").exists()
 
 
+def test_what_else_a_profile_says_counts(tmp_path: Path) -> None:
+    _meminfo(tmp_path)
+    arguments = ["--spec-type", "draft-mtp", "--spec-draft-n-max", "6"]
+    path = _profile(
+        tmp_path,
+        "qwen3.8-27b",
+        extra_args=arguments,
+        parallel=1,
+        ctx_size=262_144,
+        ctx_checkpoints=0,
+        mmproj=str(headers.write(tmp_path / "eye.gguf", {}, GB)),
+    )
+    headers.write(tmp_path / "qwen3.8-27b.gguf", big.QWEN36_27B_MTP, 20 * GB)
+    data = yaml.safe_load(path.read_text())
+    data["memory"]["peak_gib"] = 60
+    path.write_text(yaml.safe_dump(data))
+    (planned,) = _outcome(tmp_path, path).planned
+    sizes = {part.name: part.size_bytes for part in planned.plan.parts}
+    assert sizes["projector (mmproj)"] == GB
+    assert sizes["draft heads' keys and values"] == GIB
+    # Published for six drafted tokens: 1047.38 MiB of states, and a context of 1024.00 MiB.
+    assert f"{sizes['recurrent states'] / 2**20:.2f}" == "1047.38"
+    assert "checkpoints" not in sizes
+    assert planned.plan.peak_bytes == 60 * GIB
+
+
 def test_two_profiles_are_one_machine(tmp_path: Path) -> None:
     _meminfo(tmp_path)
     paths = [_profile(tmp_path, name) for name in ("qwen3.8-27b", "qwen3.6-35b-a3b")]

@@ -84,6 +84,8 @@ def test_scratch_that_was_not_touched_at_the_measured_start_can_still_come() -> 
         at_load = computed.load_bytes - below
         made = plan.make(_engine(measured=Measured(at_load, "now", "size of the process")))
         assert made.growth_bytes - computed.growth_bytes == untouched
+        logged = plan.make(_engine(measured=Measured(at_load, "now", "the engine's log", True)))
+        assert logged.growth_bytes == computed.growth_bytes
 
 
 def test_a_declared_peak_is_the_authors_word() -> None:
