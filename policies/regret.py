@@ -65,6 +65,8 @@ def of_slot(
     params: Params,
 ) -> Loss | None:
     """By how much the chosen slot is dearer than one that could not be had; None: it is not."""
+    if all(slot.idle and not slot.kept for slot in slots):
+        return None  # each could be had
     costs_s = [
         (place_cost_s(waiting.request, slot, match, params), index)
         for index, (slot, match) in enumerate(zip(slots, waiting.matches, strict=True))

@@ -327,7 +327,10 @@ class Scheduler:
         profile.line = self._line_up(profile, view.slots, now)
         max_running = profile.params.queue.max_running
         epoch = profile.epoch
+        stale = False
         for waiter in profile.line:
+            if stale:
+                view, epoch, stale = profile.view(now, working_set), profile.epoch, False
             if profile.engines and len(profile.running) >= max_running:
                 waiter.hold(Hold(Reason.MAX_RUNNING, words.as_many_run(max_running)), now)
                 continue
@@ -343,9 +346,10 @@ class Scheduler:
                 self._reject(profile, waiter, verdict, now, out)
             else:
                 self._dispatch(profile, waiter, verdict, view, now, out)
-                view, epoch = profile.view(now, working_set), profile.epoch
+                stale = True  # made anew for the next one, if there is one
         if any(waiter.reason is Reason.HELD for waiter in profile.waiters.values()):
-            profile.keeping.left_alone(view.slots, profile.params.keep, now)
+            slots = profile.view(now, working_set).slots if stale else view.slots
+            profile.keeping.left_alone(slots, profile.params.keep, now)
         else:
             profile.keeping.nobody_waits(now)
         if len(profile.line) != len(profile.waiters):
