@@ -61,12 +61,16 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the launcher asks of a model. ``values``: every key; long arrays as their Length."""
+    """What the launcher asks of a model. ``values``: every key; long arrays as their Length.
+
+    ``table_bytes``: of this file, a table of embeddings that the engine can leave on disk.
+    """
 
     architecture: str
     context_length: int | None
     sliding_window: int | None
     values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    table_bytes: int = field(default=0, compare=False)
 
 
 def read(path: Path) -> Header:
@@ -74,20 +78,21 @@ def read(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             tensors, values = _key_values(file)
-            needed = gguf_tensors.length_bytes(file, tensors, values.get("general.alignment"))
+            layout = gguf_tensors.layout(file, tensors, values.get("general.alignment"))
             size = os.fstat(file.fileno()).st_size
     except struct.error as error:
         raise HeaderError("the file ends within its header") from error
     except ValueError as error:
         raise HeaderError(str(error)) from error
-    if size < needed:
-        raise HeaderError(f"{path.name} is cut short: {size} of {needed} bytes")
+    if size < layout.length_bytes:
+        raise HeaderError(f"{path.name} is cut short: {size} of {layout.length_bytes} bytes")
     architecture = str(values.get("general.architecture", ""))
     return Header(
         architecture=architecture,
         context_length=_whole(values.get(f"{architecture}.context_length")),
         sliding_window=_whole(values.get(f"{architecture}.attention.sliding_window")) or None,
         values=values,
+        table_bytes=layout.table_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether a model's files are whole: how long each has to be, by what it says of its tensors.
+"""What a model's files say of its tensors: how long each file has to be, and what may stay in it.
 
 A download that broke off has an intact header; the engine would find out only after it has read
 most of the file. After the keys each tensor has its name, dimensions, type and offset.
@@ -6,9 +6,9 @@ most of the file. After the keys each tensor has its name, dimensions, type and 
 
 from __future__ import annotations
 
-import os
 import re
 import struct
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,39 +28,49 @@ BLOCKS = {
     **{23: (256, 136), 29: (256, 56), 34: (256, 54), 35: (256, 66)},  # IQ4_XS IQ1_M TQ1_0 TQ2_0
     39: (32, 17),  # MXFP4
 }
+# A table of embeddings of which each token needs a few rows: llama.cpp can leave it on disk (-lzm).
+_TABLE = b"per_layer_token_embd.weight"
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
-def length_bytes(file: BinaryIO, tensors: int, alignment: Any) -> int:
-    """How long the file is at least; it stands behind its keys.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How long the file is at least; how much of it is a table that may stay on disk."""
+
+    length_bytes: int
+    table_bytes: int = 0
+
+
+def layout(file: BinaryIO, tensors: int, alignment: Any) -> Layout:
+    """Of a file that stands behind its keys.
 
     Raises ``ValueError`` for what no header says, ``struct.error`` where the file ends within it.
     """
     if tensors > _MOST_TENSORS:
         raise ValueError(f"{tensors} tensors in the header")
-    ends = [_end(file) for _ in range(tensors)]
-    if not ends:
-        return file.tell()
+    found = [_tensor(file) for _ in range(tensors)]
+    if not found:
+        return Layout(file.tell())
     step = alignment if isinstance(alignment, int) and alignment > 0 else _ALIGNMENT_BYTES
     begin = -(-file.tell() // step) * step
-    return begin + max(ends)
+    tables = [size for name, _, size in found if name == _TABLE]
+    return Layout(begin + max(offset + size for _, offset, size in found), sum(tables))
 
 
-def _end(file: BinaryIO) -> int:
-    """Where the next tensor ends, from the begin of the data; of an unknown type, where it begins
-    to have any."""
+def _tensor(file: BinaryIO) -> tuple[bytes, int, int]:
+    """Name, offset from the begin of the data, and bytes of the next tensor; of an unknown type one
+    byte, since it has some."""
     (length,) = _unpack(file, "Q")
     if length > _LONGEST_NAME_BYTES:
         raise ValueError(f"a tensor's name of {length} bytes in the header")
-    file.seek(length, os.SEEK_CUR)
+    name = file.read(length)
     (dimensions,) = _unpack(file, "I")
     if dimensions > _MOST_DIMENSIONS:
         raise ValueError(f"a tensor of {dimensions} dimensions in the header")
     values = prod(_unpack(file, f"{dimensions}Q"))
     kind, offset = _unpack(file, "IQ")
     in_block, block_bytes = BLOCKS.get(kind, (max(1, values), 1))
-    end: int = offset + -(-values // in_block) * block_bytes
-    return end
+    return name, offset, -(-values // in_block) * block_bytes
 
 
 def _unpack(file: BinaryIO, layout: str) -> tuple[Any, ...]:

@@ -48,6 +48,7 @@ class Loaded:
     files: int = 1
     shape: ModelShape | None = None
     unknown: str = ""  # why there is no shape
+    on_disk_bytes: int = 0  # of the files: read when needed, and not among the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,9 @@ def _notes(engine: Engine) -> list[str]:
             f"the architecture {shape.architecture} keeps caches that are not known here: "
             "the plan is too small until the first start was measured"
         )
+    if engine.model.on_disk_bytes:
+        size = in_gib(engine.model.on_disk_bytes)
+        notes.append(f"{size} of the file stay on disk and are read when needed (-lzm)")
     if engine.cache_ram_mib == NO_LIMIT:
         notes.append("the RAM cache has no limit (cache_ram_mib: -1): no plan can hold it")
     return notes

@@ -16,6 +16,7 @@ from launcher.profile import Profile
 from launcher.settings import EMBEDDED, LaunchedServer
 
 DRAFTED = "3"  # llama-server's default
+LAZY_FROM_BYTES = 4 * GIB
 
 
 class PlanError(ValueError):
@@ -55,7 +56,7 @@ def planned(profile: Profile, state_dir: Path, has_gpu: bool = False) -> Planned
     try:
         engine = Engine(
             name=profile.name,
-            model=_loaded(profile.model, profile.header),
+            model=_loaded(profile.model, profile.header, _lazy(server, on_gpu)),
             context=context(server),
             checkpoints=server.ctx_checkpoints,
             cache_ram_mib=server.cache_ram_mib,
@@ -92,22 +93,25 @@ def context(server: LaunchedServer) -> Context:
     )
 
 
-def shards(path: Path) -> list[Path]:
-    """All files of a model that was split; raises PlanError where one is missing."""
-    found = gguf_tensors.parts(path)
-    missing = [part for part in found if not part.is_file()]
-    if missing:
-        raise PlanError(f"expected {len(found)} files, got no {missing[0]}")
-    return found
-
-
-def _loaded(path: Path, header: gguf_header.Header) -> Loaded:
-    files = shards(path)
+def _loaded(path: Path, header: gguf_header.Header, lazy: str = "off") -> Loaded:
+    """``lazy``: on, off, or auto, which leaves only large tables on disk."""
+    files = gguf_tensors.parts(path)
     size = sum(part.stat().st_size for part in files)
+    headers = [header if part == path else gguf_header.read(part) for part in files]
+    table = sum(part.table_bytes for part in headers)
+    on_disk = table if lazy == "on" or (lazy == "auto" and table > LAZY_FROM_BYTES) else 0
     try:
-        return Loaded(size, len(files), model_shape.from_header(header.values))
+        shape = model_shape.from_header(header.values)
     except model_shape.ShapeError as error:
-        return Loaded(size, len(files), unknown=str(error))
+        return Loaded(size - on_disk, len(files), unknown=str(error), on_disk_bytes=on_disk)
+    return Loaded(size - on_disk, len(files), shape, on_disk_bytes=on_disk)
+
+
+def _lazy(server: LaunchedServer, on_gpu: bool) -> str:
+    """Whether tables stay on disk; by itself the engine does that only where it can map files,
+    which no GPU can that shares the machine's memory."""
+    given = _given(server.extra_args, "-lzm") or _given(server.extra_args, "--lazy-mode")
+    return given or ("off" if on_gpu else "auto")
 
 
 def _draft(path: Path | None) -> Loaded | None:

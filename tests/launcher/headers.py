@@ -8,14 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_I8_TENSOR = 24
+NO_TABLES: Mapping[str, int] = {}
 _U32, _F32, _BOOL, _STRING, _ARRAY = 4, 6, 7, 8, 9
 
 
-def write(path: Path, values: Mapping[str, Any], size_bytes: int = 0) -> Path:
-    """``values``: by key; whole numbers, floats, truth values, texts, and lists of one of them."""
-    data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(values))
+def write(
+    path: Path,
+    values: Mapping[str, Any],
+    size_bytes: int = 0,
+    tables: Mapping[str, int] = NO_TABLES,
+) -> Path:
+    """``values``: by key; whole numbers, floats, truth values, texts, and lists of one of them.
+
+    ``tables``: tensors of so many bytes, which the file then has to hold.
+    """
+    data = b"GGUF" + struct.pack("<IQQ", 3, len(tables), len(values))
     for key, value in values.items():
         data += _text(key) + _value(value)
+    for name, length in tables.items():
+        data += _text(name) + struct.pack("<IQIQ", 1, length, _I8_TENSOR, 0)
     path.write_bytes(data)
     if size_bytes > len(data):
         os.truncate(path, size_bytes)

@@ -148,6 +148,23 @@ def test_what_else_a_profile_says_counts(tmp_path: Path) -> None:
     assert planned.plan.peak_bytes == 60 * GIB
 
 
+def test_a_table_that_stays_on_disk_takes_no_memory(tmp_path: Path) -> None:
+    _meminfo(tmp_path)
+    table = {"per_layer_token_embd.weight": 27 * GIB}
+    name = "qwen3.8-flash-next"
+
+    def weights(**server: Any) -> int:
+        path = _profile(tmp_path, name, **server)
+        headers.write(tmp_path / f"{name}.gguf", big.QWEN38_FLASH_NEXT, 93_600_000_000, table)
+        return _outcome(tmp_path, path).planned[0].engine.model.weights_bytes
+
+    # A GPU that shares the memory cannot map files: by itself the engine keeps all of it.
+    assert weights() == 93_600_000_000
+    assert weights(extra_args=["-lzm", "on"]) == 93_600_000_000 - 27 * GIB
+    assert weights(gpu_layers=0) == 93_600_000_000 - 27 * GIB
+    assert weights(gpu_layers=0, extra_args=["-lzm", "off"]) == 93_600_000_000
+
+
 def test_two_profiles_are_one_machine(tmp_path: Path) -> None:
     _meminfo(tmp_path)
     paths = [_profile(tmp_path, name) for name in ("qwen3.8-27b", "qwen3.6-35b-a3b")]

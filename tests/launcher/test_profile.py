@@ -316,7 +316,7 @@ def test_of_an_unknown_type_only_the_begin_is_asked_for() -> None:
         return struct.pack("<QsIQIQ", 1, b"t", 1, 256, kind, offset)
 
     def needed(*infos: bytes) -> int:
-        return gguf_tensors.length_bytes(io.BytesIO(b"".join(infos)), len(infos), None)
+        return gguf_tensors.layout(io.BytesIO(b"".join(infos)), len(infos), None).length_bytes
 
     assert len(info(0, 0)) == 33  # so the data begin at 64
     assert needed(info(8, 0)) == 64 + 256 // 32 * 34
