@@ -45,7 +45,7 @@ from proxy.memory_gate import MemoryRules
 from proxy.metrics import Metrics
 from proxy.poller import Pace, SlotsPoller
 from proxy.probe import ProbeResult
-from proxy.scheduler import Scheduler, not_loaded
+from proxy.scheduler import Scheduler
 from proxy.ticket import Ticket
 from proxy.tokenize import Tokenizer
 
@@ -206,7 +206,8 @@ class Driver:
                     life = self.ready_engine(profile)
                     if life is not None and life.client is not None:
                         return life.client
-                    if profile in self.memory.unloaded and not self.memory.wanted(profile):
+                    absent = profile in self.scheduler.memory.unloaded
+                    if absent and not self.memory.wanted(profile):
                         raise self._not_loaded(profile)
                     await self._changed.wait()
         except TimeoutError:
@@ -218,8 +219,7 @@ class Driver:
     def _not_loaded(self, profile: str) -> ProxyError:
         """It gave way to others: to be said at once, since nobody knows for how long."""
         self.metrics.memory.admission("unloaded")
-        retry_after_s = self.memory.unloaded[profile]
-        return refused(not_loaded(profile, "", retry_after_s))
+        return refused(self.scheduler.memory.not_loaded(profile, ""))
 
     def profile_unloaded(self, profile: str, retry_after_s: int) -> None:
         """No engine of this profile runs, for want of memory: nobody waits for one."""
@@ -239,7 +239,7 @@ class Driver:
         life = self.engines.get(engine)
         if life is None or life.state not in ("probing", "up"):
             if life is None or life.state != "starting":
-                self.memory.engine_loading(engine, profile)
+                self.memory.engine_loading(engine)
                 self.feed(EngineLoading(engine, profile))
             self.engines[engine] = EngineLife(engine, profile, "starting", text)
             self.metrics.engine_state(engine, False)

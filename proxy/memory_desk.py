@@ -36,7 +36,6 @@ class MemoryDesk:
         self.roles: dict[str, str] = {}  # name of a small model -> its state
         self.wanted: Callable[[str], bool] = lambda profile: False
         self.sampled: Callable[[bool], None] = lambda reclaiming: None
-        self.unloaded: dict[str, int] = {}  # profile -> when to ask again, s
         self._gate = gate
         self._feed = feed
         self._clock = clock
@@ -67,8 +66,7 @@ class MemoryDesk:
 
     # ------------------------------------------------------------ engines
 
-    def engine_loading(self, engine: str, profile: str) -> None:
-        self.unloaded.pop(profile, None)
+    def engine_loading(self, engine: str) -> None:
         if self.watch is not None:
             self.watch.engine_loading(engine)
 
@@ -90,7 +88,6 @@ class MemoryDesk:
 
     def unload(self, profile: str, retry_after_s: int) -> None:
         """Its engine gave way, or did not start, for want of memory."""
-        self.unloaded[profile] = retry_after_s
         self._feed(ProfileUnloaded(profile, retry_after_s))
 
     def show_roles(self, states: dict[str, str]) -> None:

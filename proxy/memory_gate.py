@@ -18,7 +18,19 @@ from dataclasses import dataclass, field
 from policies.admission import Headroom, Limits, gib, memory_shortage
 from policies.types import Hold, Place, Reason, SlotId, Verdict
 from proxy.book import Profile
-from proxy.events import Action, Level, MemorySampled, Reclaim, Reclaimed, ReclaimEnded
+from proxy.events import (
+    Action,
+    AskSlots,
+    EngineLoading,
+    EngineReady,
+    Level,
+    MemorySampled,
+    ProfileUnloaded,
+    Reclaim,
+    Reclaimed,
+    ReclaimEnded,
+    Refuse,
+)
 from proxy.reclaiming import ASKED_FOR, TOO_LITTLE_BYTES, Holdings, Member
 from proxy.reserves import Placing, Reserves
 from proxy.waiter import Waiter
@@ -59,6 +71,47 @@ class MemoryGate:
         self._short_order = 0
         self._overtaken = False  # it has been overtaken for long enough
 
+    # ------------------------------------------------------------ engines
+
+    def engine_loading(self, event: EngineLoading) -> None:
+        """Its process was started: who asks for it may wait again."""
+        self.loading[event.engine] = event.profile
+        self.unloaded.pop(event.profile, None)
+
+    def engine_ready(self, event: EngineReady) -> None:
+        self.loading.pop(event.engine, None)
+        self.unloaded.pop(event.profile, None)
+        slots = len(event.windows)
+        self.reserves.engine_ready(event.engine, event.profile, event.growth, slots)
+
+    def unload(self, event: ProfileUnloaded, profile: Profile, now: float) -> list[Action]:
+        """Nobody waits for an engine that gave way: who does is told when to ask again."""
+        self.unloaded[profile.name] = event.retry_after_s
+        for engine in [e for e, p in self.loading.items() if p == profile.name]:
+            del self.loading[engine]
+        out: list[Action] = []
+        for waiter in list(profile.waiters.values()):
+            id = waiter.view.request.id
+            profile.drop_waiter(id, now)
+            waited_s = now - waiter.view.arrived
+            out.append(self.not_loaded(profile.name, id, waited_s, waiter.reason))
+        profile.line = []
+        return out
+
+    def not_loaded(
+        self, profile: str, id: str, waited_s: float = 0.0, reason: Reason = Reason.MEMORY
+    ) -> Refuse:
+        """The answer to a request for a model that gave way."""
+        return Refuse(
+            id,
+            503,
+            "unloaded_for_memory",
+            f"{profile} is not loaded: the machine's memory is almost full",
+            self.unloaded[profile],
+            wait_reason=reason,
+            waited_s=waited_s,
+        )
+
     # ------------------------------------------------------------ samples
 
     def sampled(
@@ -95,15 +148,16 @@ class MemoryGate:
         why = pending.ended.failed or pending.reclaim.why
         return [Reclaimed(level, target, result, pending.before_bytes, available, why)]
 
-    def reclaim_ended(self, event: ReclaimEnded) -> Reclaim | None:
+    def reclaim_ended(self, event: ReclaimEnded) -> list[Action]:
         """The level did what it could; the next sample shows what that was."""
         pending = self._pending
         if pending is None or pending.ended is not None:
-            return None
+            return []
         if (pending.reclaim.level, pending.reclaim.target) != (event.level, event.target):
-            return None
+            return []
         pending.ended = event
-        return pending.reclaim
+        # Slots that were emptied are idle again when the engine shows them so.
+        return [AskSlots(event.target)] if pending.reclaim.slots else []
 
     def _take_back(
         self,
@@ -121,6 +175,10 @@ class MemoryGate:
             if now < self._skipped.get((reclaim.level, reclaim.target), now):
                 continue
             self._pending = _Pending(reclaim, self.available or 0)
+            for slot in holdings.slots_of(reclaim):
+                # It is about to be emptied: it holds nothing, and takes nobody until it is.
+                slot.suspect(now)
+                self.reserves.emptied(slot.id)
             return [reclaim]
         return []
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from policies.admission import MIB
 from proxy.book import Profile
 from proxy.events import Level, Reclaim
-from proxy.mirror import SlotState
+from proxy.mirror import SlotMirror, SlotState
 from proxy.reserves import Reserves
 
 TOO_LITTLE_BYTES = 64 * MIB
@@ -53,6 +53,11 @@ class Holdings:
                     yield from self._ram_caches(why)
                 case Level.STOP:
                     yield from self._stops(why)
+
+    def slots_of(self, reclaim: Reclaim) -> list[SlotMirror]:
+        """The slots that it empties."""
+        engines = {e.name: e for p in self.profiles.values() for e in p.engines.values()}
+        return [engines[reclaim.target].mirrors[id_slot] for id_slot in reclaim.slots]
 
     def _checkpoints(self, wanted_bytes: int, why: str) -> Iterator[Reclaim]:
         for profile in self.profiles.values():

@@ -34,7 +34,6 @@ from proxy.events import (
     MemorySampled,
     Mismatch,
     ProfileUnloaded,
-    Reclaim,
     ReclaimEnded,
     Refuse,
     RequestArrived,
@@ -103,17 +102,17 @@ class Scheduler:
             case EngineLost():
                 return self._lost(event)
             case EngineLoading():
-                self.memory.loading[event.engine] = event.profile
-                self.memory.unloaded.pop(event.profile, None)
+                self.memory.engine_loading(event)
                 return []
             case ProfileUnloaded():
-                return self._unloaded(event, now, out)
+                out += self.memory.unload(event, self._profiles[event.profile], now)
+                return []
             case MemorySampled():
                 out += self.memory.sampled(event, self._profiles, now)
-                self._emptying(out, now)
                 return [p for p in self._profiles.values() if p.waits_for_memory()]
             case ReclaimEnded():
-                return self._taken_back(event, now, out)
+                out += self.memory.reclaim_ended(event)
+                return []
             case Tick():
                 self._wake = None
                 return list(self._profiles.values())
@@ -131,8 +130,7 @@ class Scheduler:
             out.append(_full(request, 429, "rate_limit_exceeded", limit))
             return []
         if profile.name in self.memory.unloaded:
-            retry_after_s = self.memory.unloaded[profile.name]
-            out.append(not_loaded(profile.name, request.id, retry_after_s))
+            out.append(self.memory.not_loaded(profile.name, request.id))
             return []
         profile.add_waiter(request, now)
         return [profile]
@@ -146,10 +144,7 @@ class Scheduler:
         profile.add_engine(
             Engine(event.engine, event.profile, mirrors, pool=event.pool, pins=event.pins)
         )
-        self.memory.loading.pop(event.engine, None)
-        self.memory.unloaded.pop(event.profile, None)
-        growth, slots = event.growth, len(event.windows)
-        self.memory.reserves.engine_ready(event.engine, event.profile, growth, slots)
+        self.memory.engine_ready(event)
         return [profile]
 
     def _lost(self, event: EngineLost) -> list[Profile]:
@@ -159,41 +154,6 @@ class Scheduler:
         profile.drop_engine(event.engine)
         self.memory.reserves.engine_lost(event.engine)
         return [profile]
-
-    def _unloaded(self, event: ProfileUnloaded, now: float, out: list[Action]) -> list[Profile]:
-        """Nobody waits for an engine that gave way: who does is told when to ask again."""
-        profile = self._profiles[event.profile]
-        self.memory.unloaded[event.profile] = event.retry_after_s
-        for engine in [e for e, p in self.memory.loading.items() if p == event.profile]:
-            del self.memory.loading[engine]
-        for waiter in list(profile.waiters.values()):
-            request = waiter.view.request
-            profile.drop_waiter(request.id, now)
-            waited_s = now - waiter.view.arrived
-            out.append(
-                not_loaded(profile.name, request.id, event.retry_after_s, waited_s, waiter.reason)
-            )
-        profile.line = []
-        return []
-
-    def _emptying(self, out: list[Action], now: float) -> None:
-        """Slots that are about to be emptied hold nothing, and take nobody until they are."""
-        for reclaim in [a for a in out if isinstance(a, Reclaim)]:
-            engine = self._engine(reclaim.target)
-            if engine is None:
-                continue
-            for id_slot in reclaim.slots:
-                engine.mirrors[id_slot].suspect(now)
-                self.memory.reserves.emptied(SlotId(engine.name, id_slot))
-
-    def _taken_back(self, event: ReclaimEnded, now: float, out: list[Action]) -> list[Profile]:
-        reclaim = self.memory.reclaim_ended(event)
-        if reclaim is not None and reclaim.slots and self._engine(event.target):
-            out.append(AskSlots(event.target))  # its slots are idle again when that shows it
-        return []
-
-    def _engine(self, name: str) -> Engine | None:
-        return next((p.engines[name] for p in self._profiles.values() if name in p.engines), None)
 
     def _progressed(self, event: RequestProgressed, now: float) -> list[Profile]:
         """Only the end of a prompt changes what others may do."""
@@ -354,8 +314,7 @@ class Scheduler:
             profile.keeping.nobody_waits(now)
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
-        out += (asked := self.memory.ask(self._profiles, now))
-        self._emptying(asked, now)
+        out += self.memory.ask(self._profiles, now)
 
     def _line_up(self, profile: Profile, slots: Sequence[SlotView], now: float) -> list[Waiter]:
         ranked = []
@@ -525,19 +484,6 @@ class Scheduler:
 def _full(request: Request, status: int, code: str, limit: str) -> Refuse:
     message = f"the queue is full: {limit}"
     return Refuse(request.id, status, code, message, retry_after_s=_RETRY_AFTER_FULL_S)
-
-
-def not_loaded(
-    profile: str,
-    id: str,
-    retry_after_s: int,
-    waited_s: float = 0.0,
-    reason: Reason = Reason.MEMORY,
-) -> Refuse:
-    """A request for a profile whose engine gave way to others."""
-    message = f"{profile} is not loaded: the machine's memory is almost full"
-    code = "unloaded_for_memory"
-    return Refuse(id, 503, code, message, retry_after_s, wait_reason=reason, waited_s=waited_s)
 
 
 def _make_room(

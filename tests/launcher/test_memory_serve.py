@@ -68,6 +68,8 @@ def test_small_models_then_the_engine_give_way_and_all_come_back(tmp_path: Path)
     ):
         served = Served(slotwise.url)
         assert served.roles() == {"titles": "loaded", "vision": "unloaded", "spare": "off"}
+        # One that is not there keeps nobody waiting.
+        assert httpx.get(f"{slotwise.url}/health/ready").status_code == 200
         assert served.chat("main").status_code == 200
         assert served.chat("titles").status_code == 200
         assert served.chat("spare").status_code == 200  # loaded because it was asked for
@@ -82,6 +84,7 @@ def test_small_models_then_the_engine_give_way_and_all_come_back(tmp_path: Path)
         gone = served.chat("main")
         assert (gone.status_code, gone.json()["error"]["code"]) == (503, "unloaded_for_memory")
         assert httpx.get(f"{slotwise.url}/health").status_code == 200
+        assert httpx.get(f"{slotwise.url}/health/ready").status_code == 503
         assert served.metrics()['slotwise_reclaims_total{level="role",result="too_little"}'] == 2
 
         machine.say(40)

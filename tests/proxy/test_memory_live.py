@@ -64,7 +64,7 @@ def world(
         watch = MemoryWatch(MemInfo(memory.path, "off", stale_s=LIMITS.stale_s), sample_s=0.05)
         options = {"memory": MemoryRules(LIMITS), "watch": watch}
         with run_proxy(
-            stub, profile=profile, driver_options=options, first_comment_s=0.05, comment_every_s=0.1
+            stub, profile=profile, driver_options=options, first_comment_s=1.0, comment_every_s=0.1
         ) as proxy:
             proxy.inside(proxy.driver.memory.start)
             yield World(memory, proxy, stub)
@@ -91,7 +91,7 @@ def test_a_stream_that_waits_is_told_why_and_is_served_when_there_is_room(
         wait_until(lambda: len([line for line in lines if "waiting" in line]) >= 2)
         w.say(20)
         client.join(10)
-        told = [line for line in lines if line.startswith(": waiting")]
+        told = [line for line in lines if line.startswith(": waiting: memory")]
         assert set(told) == {
             ": waiting: memory is almost full "
             "(MemAvailable 14.2 GiB, floor 15.0, this request needs 1 MiB)"
