@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -117,15 +117,14 @@ def _turns(
     here: _Found, borders: Sequence[int], messages: Sequence[Mapping[str, Any]]
 ) -> list[Part]:
     """The message that was found and those behind it that were not, by the turns that end."""
-    names = [_NAMES.get(message["role"], "template") for message in messages]
-    if not borders:
-        return [Part(names[0], here.message, here.end)]
-    if len(borders) == len(names):
+    name = _NAMES.get(messages[0]["role"], "template")
+    if len(messages) == 1 or not borders:
+        return [Part(name, here.message, borders[-1] if borders else here.end)]
+    if len(borders) == len(messages):
+        names = [_NAMES.get(message["role"], "template") for message in messages]
         numbered = enumerate(zip(names, borders, strict=True), start=here.message)
         return [Part(name, i, end) for i, (name, end) in numbered]
-    if len(names) == 1:
-        return [Part(names[0], here.message, borders[-1])]
-    return [Part(names[0], here.message, borders[0]), Part("template", -1, borders[-1])]
+    return [Part(name, here.message, borders[0]), Part("template", -1, borders[-1])]
 
 
 def _head(text: str, end: int, system: _Found | None, tool_names: Sequence[str]) -> list[Part]:
@@ -184,7 +183,7 @@ def _message(
 
 def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
-        content = [{"text": content}]
+        return [content] if content and not content.isspace() else []
     if not isinstance(content, list):
         return []
     texts = (part.get("text") for part in content if isinstance(part, Mapping))
@@ -192,7 +191,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _search(text: str, specials: Specials, content: str, place: int) -> tuple[int, int] | None:
-    for wanted in (content, content.strip()):
+    for wanted in _spellings(content):
         if len(wanted) > _SHORT_CHARS:
             at = _long(text, wanted, place)
             if at >= 0:
@@ -210,6 +209,14 @@ def _search(text: str, specials: Specials, content: str, place: int) -> tuple[in
                 return at, end
             at = text.find(wanted, at + 1)
     return None
+
+
+def _spellings(content: str) -> Iterator[str]:
+    """As it was sent; then as templates trim it, made only where it is looked for."""
+    yield content
+    bare = content.strip()
+    if len(bare) < len(content):
+        yield bare
 
 
 def _long(text: str, wanted: str, place: int) -> int:
