@@ -16,6 +16,7 @@ help: ## what can be made
 
 run: $(RUN_STAMP) ## serve a small model on the CPU (PORT=8000)
 	@echo "Serving the profile 'demo' (configs/demo.yaml) at http://127.0.0.1:$(PORT); Ctrl-C ends it."
+	@echo "What goes on is shown at http://127.0.0.1:$(PORT)/slotwise/"
 	@$(BIN)/slotwise serve demo --port $(PORT)
 
 demo: $(DEV_STAMP) ## interleaved conversations: the bare engine, then slotwise

@@ -57,6 +57,10 @@ class Live:
         self._fresh.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.body", "body": b""})
+            return
         if self._listeners >= MOST_LISTENERS:
             text = f"{MOST_LISTENERS} pages listen already, no more at once"
             raise ProxyError(503, "too_many_listeners", text, retry_after_s=10)

@@ -132,6 +132,15 @@ def test_every_file_of_the_page_comes_with_its_policy(path: str) -> None:
     asyncio.run(run())
 
 
+def test_a_look_at_the_streams_head_is_no_listener() -> None:
+    async def run() -> None:
+        async with proxy("", up=False) as p:
+            answer = await p.client.head(EVENTS)
+            assert (answer.status_code, answer.content) == (200, b"")
+
+    asyncio.run(run())
+
+
 def test_the_page_is_found_without_its_last_slash() -> None:
     async def run() -> None:
         async with proxy("", up=False) as p:
