@@ -397,6 +397,7 @@ class _Engines:
         self._awaited.discard(engine)
         if not self._awaited and self._url:
             print(f"slotwise ready on {self._url}", flush=True)
+            log.info("the lanes are shown at %s/slotwise/", self._url)
             self._url = ""  # said once, however often an engine comes back
 
     def on_lost(self, engine: str, loss: Loss) -> None:
