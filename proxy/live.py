@@ -1,6 +1,6 @@
 """``GET /slotwise/events``: the status as a stream, for pages that stay open.
 
-However many listen, one document is made for all of them, at most four times a second and only when
+However many listen, one document is made for all of them, at most every 0.4 s and only when
 something happened; at rest every five seconds, which also tells a listener that we are there. Who
 reads slowly misses documents, never a part of one: each listener takes the newest when it is ready.
 """
@@ -22,7 +22,7 @@ from proxy.reply import EVENT_STREAM
 log = logging.getLogger(__name__)
 
 MOST_LISTENERS = 16
-PERIOD_S = 0.25
+PERIOD_S = 0.4
 AT_REST_S = 5.0
 _SEND_LIMIT_S = 20.0  # for one document to a listener; then its place is free again
 _LONGEST_S = 3600.0  # then a page connects anew

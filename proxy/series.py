@@ -6,6 +6,7 @@ here, since Prometheus keeps ``instance`` for the target it scrapes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from prometheus_client import (
@@ -102,6 +103,9 @@ class Series:
         )
         self.running = Gauge("requests_running", "Requests at work now.", ("engine",), **own)
         self._of_engines(own)
+        for metric in vars(self).values():
+            # Looked up a dozen times per request; label sets are few and stay.
+            metric.labels = cache(metric.labels)
         self.build_info = Gauge("build_info", "What runs.", ("version", "python", "llama"), **own)
 
     def _of_rules(self, own: Any) -> None:
