@@ -2,17 +2,17 @@
 
     python -m bench.seeing_cost [--requests 4000]
 
-Seen means: metrics count, Prometheus asks for them every 5 s, and a lanes page is open. Unseen:
-metrics count nothing and nobody asks. The same process serves both by short turns (A/B/A/B), so
-that a machine that is busy with other things slows both alike, before the tests' stub engine (so
-this runs in a checkout), with streamed answers of 16 tokens. Only the proxy's own time counts.
+Three ways, of the same process, by short turns (A/B/C/A/B/C), so that a machine that is busy with
+other things slows all alike: *unseen*, metrics count nothing and nobody asks; *counted*, metrics
+count; *seen*, Prometheus asks every 5 s besides, and a lanes page is open. Counting costs per
+request, asking per second: both are told apart. Only the proxy's own time counts. The engine is the
+tests' stub, so this runs in a checkout; answers are streams of 16 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import socket
 import statistics
 import subprocess
@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
+import httpx
 import psutil
 
+from bench.overhead_load import CHAT, Talker, post
 from bench.report import markdown_table
 from bench.seeing_server import READY, SWITCH
 
@@ -43,9 +44,11 @@ GOAL = 0.03
 
 @dataclass(slots=True)
 class Way:
-    """Seen or unseen: what its turns took so far."""
+    """One of the three: what its turns took so far."""
 
-    seen: bool
+    name: str
+    counts: bool = True
+    asks: bool = False
     requests: int = 0
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -53,7 +56,7 @@ class Way:
 
     def row(self) -> dict[str, Any]:
         return {
-            "": "seen" if self.seen else "unseen",
+            "": self.name,
             "requests": self.requests,
             "turns": len(self.turns_ms),
             "proxy's ms per request": self.ms,
@@ -63,6 +66,11 @@ class Way:
     @property
     def ms(self) -> float:
         return 1000 * self.cpu_s / self.requests
+
+    def over(self, other: Way) -> float:
+        """What it adds to the other's time per request: the median of the turns."""
+        pairs = zip(other.turns_ms, self.turns_ms, strict=True)
+        return statistics.median(b / a - 1 for a, b in pairs)
 
 
 @contextlib.contextmanager
@@ -88,32 +96,21 @@ def running(command: Sequence[str], ready: str) -> Iterator[tuple[str, psutil.Pr
             child.wait()
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None, method: str = "GET") -> int:
-    """One request on a connection of its own, read to its end; returns its status."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=LIMIT_S)
-    try:
-        content = orjson.dumps(body) if body else None
-        headers = {"Content-Type": "application/json"} if body else {}
-        connection.request("POST" if body else method, path, content, headers)
-        reply = connection.getresponse()
-        reply.read()
-        return reply.status
-    finally:
-        connection.close()
+def ask(url: str, path: str, method: str = "GET") -> None:
+    """One request on a connection of its own, read to its end."""
+    httpx.request(method, url + path, timeout=LIMIT_S).raise_for_status()
 
 
 def talk(url: str, client: int, n: int) -> None:
     """One of the clients: conversations of ten turns, each a little longer than the last."""
     text = ""
-    for turn in range(n):
-        if turn % 10 == 0:
-            text = f"client {client} conversation {turn} " + "word " * PROMPT_WORDS
-        text += f" and turn {turn}"
-        messages = [{"role": "user", "content": text}]
-        status = ask(url, "/v1/chat/completions", {"messages": messages, "stream": True})
-        if status != 200:
-            raise SystemExit(f"a request was answered with {status}")
+    with Talker(url) as talker:
+        for turn in range(n):
+            if turn % 10 == 0:
+                text = f"client {client} conversation {turn} " + "word " * PROMPT_WORDS
+            text += f" and turn {turn}"
+            messages = [{"role": "user", "content": text}]
+            talker.first_token_s(post(CHAT, {"messages": messages, "stream": True}))
 
 
 class Scraper:
@@ -169,10 +166,10 @@ def open_page(url: str) -> Iterator[None]:
 
 def turn(url: str, process: psutil.Process, way: Way, scraper: Scraper, requests: int) -> None:
     """Serve so many requests this way."""
-    ask(url, SWITCH + ("on" if way.seen else "off"), method="POST")
+    ask(url, SWITCH + ("on" if way.counts else "off"), method="POST")
     each = requests // CLIENTS
     with contextlib.ExitStack() as stack:
-        if way.seen:
+        if way.asks:
             stack.enter_context(scraper.at_work())
             stack.enter_context(open_page(url))
         pool = stack.enter_context(ThreadPoolExecutor(CLIENTS))
@@ -186,38 +183,41 @@ def turn(url: str, process: psutil.Process, way: Way, scraper: Scraper, requests
     way.turns_ms.append(1000 * cpu_s / (each * CLIENTS))
 
 
-def measure(requests: int, per_turn: int) -> tuple[Way, Way, int]:
-    """Unseen and seen by turns; the scrapes that there were."""
-    unseen, seen = Way(False), Way(True)
+def measure(requests: int, per_turn: int) -> tuple[Way, Way, Way]:
+    """Unseen, counted and seen, by turns."""
+    ways = unseen, counted, seen = (
+        Way("unseen", counts=False),
+        Way("counted"),
+        Way("seen", asks=True),
+    )
     with (
         running(STUB, STUB_READY) as (engine, _),
         running(("-m", "bench.seeing_server", engine), READY) as (url, process),
     ):
         scraper = Scraper(url)
-        for way in (Way(True), Way(False)):  # caches filled, code warm
-            turn(url, process, way, Scraper(url), WARM_UP)
+        turn(url, process, Way("warm", asks=True), scraper, WARM_UP)  # caches filled, code warm
         for _ in range(max(1, requests // per_turn)):
-            turn(url, process, unseen, scraper, per_turn)
-            turn(url, process, seen, scraper, per_turn)
-    return unseen, seen, scraper.scrapes
+            for way in ways:
+                turn(url, process, way, scraper, per_turn)
+    return unseen, counted, seen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.seeing_cost", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--requests", type=int, default=4000, help="seen, and as many unseen")
+    parser.add_argument("--requests", type=int, default=4000, help="of each way")
     parser.add_argument("--turn", type=int, default=100, help="requests of one turn")
     options = parser.parse_args(argv)
     if not CLIENTS <= options.turn <= options.requests:
         parser.error(f"expected {CLIENTS} <= --turn <= --requests")
-    unseen, seen, scrapes = measure(options.requests, options.turn)
-    print(markdown_table([unseen.row(), seen.row()]))
-    pairs = zip(unseen.turns_ms, seen.turns_ms, strict=True)
-    median = statistics.median(b / a - 1 for a, b in pairs)
+    unseen, counted, seen = measure(options.requests, options.turn)
+    print(markdown_table([unseen.row(), counted.row(), seen.row()]))
+    per_s = 1000 * (seen.cpu_s / seen.wall_s - seen.requests * counted.ms / 1000 / seen.wall_s)
     print(
-        f"\nBeing seen adds {seen.ms / unseen.ms - 1:+.1%} to the proxy's time per request "
-        f"(median of the turns {median:+.1%}; {scrapes} scrapes); the goal is {GOAL:.0%}."
+        f"\nCounting adds {counted.over(unseen):+.1%} to the proxy's time per request, being seen "
+        f"{seen.over(unseen):+.1%} (medians of the turns; the goal is {GOAL:.0%}).\n"
+        f"The page and Prometheus take {per_s:.1f} ms of a second, however many requests there are."
     )
     return 0
 

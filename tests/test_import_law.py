@@ -54,7 +54,7 @@ MEASURING |= {"matplotlib", "pydantic"}
 
 ASKING = (
     *("causes", "client", "compare", "demo", "engines", "memory_cost", "replay", "sender"),
-    "suite_reality",
+    *("seeing_cost", "suite_reality"),
 )
 
 
