@@ -1,7 +1,7 @@
 """What an engine took at its last starts, kept beside its log, and what it may still take now.
 
-The engine's own log is the best source, where its build shows sizes; else the size of the
-process, which sees nothing of a GPU; with a GPU it is how far MemAvailable fell, and that only
+The engine's own log is the best source, where its build shows sizes; else the resident size of
+the process, which sees nothing of a GPU; with a GPU it is how far MemAvailable fell, and that only
 while nothing else was starting. A size counts for the very launch line and files it was measured
 with.
 """
@@ -35,14 +35,15 @@ _COMPLETE = {"model", "compute"}  # a log without these does not show sizes
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start that became ready; ``pss_bytes`` and ``growth_bytes``: for what comes after it."""
+    """One start that became ready. ``own_bytes``: of the process, without the files it maps, and
+    ``growth_bytes``: what may come on top, both for what comes after it."""
 
     line: str
     pid: int
     when: str
     at_load_bytes: int
     how: str
-    pss_bytes: int
+    own_bytes: int
     growth_bytes: int
 
     def measured(self) -> Measured:
@@ -94,11 +95,11 @@ def growth_of_running(directory: Path, peak_bytes: int = 0) -> int | None:
     running = pid_file.running(directory / "engine.pid")
     if running is None:
         return None
-    now = _pss_bytes(running.pid)
+    resident, own = _sizes(running)
     start = next((one for one in starts(directory) if one.pid == running.pid), None)
     if start is None:
-        return growth_to_come(peak_bytes, now)
-    return growth_to_come(start.growth_bytes, max(0, now - start.pss_bytes))
+        return growth_to_come(peak_bytes, resident)
+    return growth_to_come(start.growth_bytes, max(0, own - start.own_bytes))
 
 
 class Meter:
@@ -128,25 +129,25 @@ class Meter:
         self._available_bytes = None
 
     def ended(self, available_bytes: int | None) -> Start | None:
-        """The start, kept; None where nothing could be measured. Takes up to a second."""
+        """The start, kept; None where nothing could be measured. Raises OSError."""
         running = pid_file.running(self._directory / "engine.pid")
         if running is None:
             return None
-        pss = _pss_bytes(running.pid)
-        at_load, how = self._at_load(pss, available_bytes)
+        resident, own = _sizes(running)
+        at_load, how = self._at_load(resident, available_bytes)
         if at_load <= 0:
             return None
         when = time.strftime("%Y-%m-%d %H:%M")
-        start = Start(self._line, running.pid, when, at_load, how, pss, self._growth_bytes)
+        start = Start(self._line, running.pid, when, at_load, how, own, self._growth_bytes)
         keep(self._directory, start)
         return start
 
-    def _at_load(self, pss_bytes: int, available_bytes: int | None) -> tuple[int, str]:
+    def _at_load(self, resident_bytes: int, available_bytes: int | None) -> tuple[int, str]:
         logged = logged_bytes(_tail(self._directory / "engine.log", self._log_offset))
         if logged:
             return logged + self._unlogged_bytes, LOGGED
         if not self._on_gpu:
-            return pss_bytes, PROCESS_SIZE
+            return resident_bytes, PROCESS_SIZE
         if self._available_bytes is None or available_bytes is None:
             return 0, ""
         fell = self._available_bytes - available_bytes
@@ -161,11 +162,14 @@ def logged_bytes(text: str) -> int:
     return round(sum(float(mib) for _, mib in found) * 2**20)
 
 
-def _pss_bytes(pid: int) -> int:
+def _sizes(process: psutil.Process) -> tuple[int, int]:
+    """All that is resident, and that without files; pages that others map as well in full, since
+    they may not be there the next time. Zeros where it has just ended."""
     try:
-        return int(psutil.Process(pid).memory_full_info().pss)
+        info = process.memory_info()
     except psutil.Error:
-        return 0
+        return 0, 0
+    return int(info.rss), int(info.rss - info.shared)
 
 
 def _tail(path: Path, offset: int) -> str:
@@ -192,7 +196,7 @@ def _start(entry: dict[str, Any]) -> Start:
         when=str(entry["when"]),
         at_load_bytes=int(entry["at_load_bytes"]),
         how=str(entry["how"]),
-        pss_bytes=int(entry["pss_bytes"]),
+        own_bytes=int(entry["own_bytes"]),
         growth_bytes=int(entry["growth_bytes"]),
     )
 

@@ -5,7 +5,6 @@ How far MemAvailable falls says something of one engine only while it alone star
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
@@ -22,7 +21,6 @@ class Meters:
     def __init__(self, planned: Iterable[Planned], available: Callable[[], int | None]) -> None:
         self._available = available
         self._under_way: set[str] = set()
-        self._measuring: set[asyncio.Future[None]] = set()
         self._meters = {
             one.plan.name: Meter(one.directory, one.line, one.plan, one.engine.on_gpu)
             for one in planned
@@ -43,15 +41,10 @@ class Meters:
         self._under_way.discard(engine)
 
     def ready(self, engine: str) -> None:
-        """It serves. Measured beside the first requests: the kernel walks all its pages."""
+        """It serves."""
         if engine not in self._under_way:
             return
         self._under_way.discard(engine)
-        measuring = asyncio.ensure_future(asyncio.to_thread(self._measure, engine))
-        self._measuring.add(measuring)
-        measuring.add_done_callback(self._measuring.discard)
-
-    def _measure(self, engine: str) -> None:
         try:
             start = self._meters[engine].ended(self._available())
         except OSError as error:

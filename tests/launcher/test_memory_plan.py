@@ -20,7 +20,7 @@ from launcher.memory_plan import Outcome
 from policies.admission import Growth
 from tests.launcher import big_models as big
 from tests.launcher import headers
-from tests.support import ROOT, wait_until
+from tests.support import ROOT, stub_binary, wait_until
 from tests.support import Slotwise as Served
 
 GB, GIB = 10**9, 2**30
@@ -165,6 +165,13 @@ def test_a_table_that_stays_on_disk_takes_no_memory(tmp_path: Path) -> None:
     assert weights(gpu_layers=0, extra_args=["-lzm", "off"]) == 93_600_000_000
 
 
+def test_told_to_ignore_the_plan_it_starts(tmp_path: Path) -> None:
+    _meminfo(tmp_path, available_gib=60)
+    path = _profile(tmp_path, "qwen3.8-flash-next", binary=str(stub_binary(tmp_path)))
+    with Served(path, "--state-dir", tmp_path / "state", "--ignore-plan") as served:
+        assert "WARNING memory: does not fit: needs 100.62 GiB, " in served.output
+
+
 def test_two_profiles_are_one_machine(tmp_path: Path) -> None:
     _meminfo(tmp_path)
     paths = [_profile(tmp_path, name) for name in ("qwen3.8-27b", "qwen3.6-35b-a3b")]
@@ -220,11 +227,12 @@ def test_a_meminfo_that_says_nothing(tmp_path: Path, slotwise: Slotwise) -> None
 
 
 def _runs(directory: Path) -> int:
-    """This very process stands for an engine; returns what it takes itself, in bytes."""
+    """This very process stands for an engine; returns its own memory, in bytes."""
     directory.mkdir(parents=True)
     process = psutil.Process()
     pid_file.write(directory / "engine.pid", process.pid, process.cmdline())
-    return int(process.memory_full_info().pss)
+    info = process.memory_info()
+    return int(info.rss - info.shared)
 
 
 def test_an_engine_that_runs_counts_once(tmp_path: Path) -> None:
