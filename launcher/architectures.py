@@ -56,6 +56,7 @@ RECURRENT_BUT_EVERY = {
     "qwen4exp": 4,
 }
 INDEXED = ("deepseek32", "glm-dsa", "hy_v4", "qwen4exp")  # sparse attention: keys for choosing
+GLM_SHARED_FROM = 1_048_576  # GLM 5.2 is told by its context: one indexer serves four layers
 # Caches of their own kind, which are not computed here.
 UNKNOWN_CACHES = ("deepseek4", "dflash", "dots3note", "glm5-next", "minimax-m3")
 GEMMA3N_KV_LAYERS = 20

@@ -205,7 +205,10 @@ class _Reading:
         if self.architecture == "qwen4exp":  # the pooled key lies beside the token's own
             pooled = any(self.by_layer("attention.compress_ratios", [0] * self.blocks))
             size *= 2 if pooled else 1
-        owners = self.by_layer("attention.indexer.types", [1] * self.blocks)
+        every = [1] * self.blocks
+        if self.architecture == "glm-dsa" and self.whole("context_length") >= known.GLM_SHARED_FROM:
+            every = [int(il < 2 or (il - 2) % 4 == 0) for il in range(self.blocks)]
+        owners = self.by_layer("attention.indexer.types", every)
         return tuple(size for il in range(self.layers) if il not in recurrent and owners[il])
 
     def _state(self) -> tuple[int, int]:

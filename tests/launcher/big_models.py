@@ -116,6 +116,22 @@ DEEPSEEK_671B = headers.model(
     attention__key_length_mla=192,
     attention__value_length_mla=128,
 )
+# GLM-5.2, github.com/dfch/biz.dfch.LlmOps, its feature "glm-5.2-onprem-deployment"
+GLM52_744B = headers.model(
+    "glm-dsa",
+    block_count=79,
+    nextn_predict_layers=1,
+    context_length=1_048_576,
+    embedding_length=6144,
+    attention__head_count=64,
+    attention__head_count_kv=1,
+    attention__key_length=576,
+    attention__value_length=512,
+    attention__key_length_mla=256,
+    attention__value_length_mla=256,
+    attention__indexer__head_count=32,
+    attention__indexer__key_length=128,
+)
 # github.com/raketenkater/ggrun, pkg/placement
 LAGUNA = headers.model(
     "laguna",

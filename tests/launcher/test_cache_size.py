@@ -50,6 +50,11 @@ PUBLISHED = {
         Context(32768, 1, type_k="q8_0", type_v="q8_0"),
         [(32768, 61, "1166.62", "0.00")],
     ),
+    "latent and sparse attention": (
+        big.GLM52_744B,
+        Context(524_288, 1),
+        [(524_288, 78, "44928.00", "0.00"), (524_288, 21, "2688.00", "0.00")],
+    ),
     "hybrid, two slots": (
         big.QWEN35_27B,
         Context(2048, 2),
