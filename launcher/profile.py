@@ -175,6 +175,7 @@ def _load(
         if isinstance(data.get(name), dict):
             faults.extend(check(data[name]))
     memory = _memory(data.get("memory", {}), path.parent, faults)
+    roles = _roles(data.get("roles", []), faults)
     tokenizer = data.get("tokenizer")
     if isinstance(tokenizer, str) and not located(tokenizer, path.parent).is_file():
         faults.append(
@@ -199,8 +200,18 @@ def _load(
         engine_key=checks.engine_key,
         tokenizer=located(top.tokenizer, path.parent) if top.tokenizer else None,
         notes=tuple(checks.notes),
-        roles=tuple(top.roles),
+        roles=roles,
     )
+
+
+def _roles(sections: object, faults: list[str]) -> tuple[RoleSection, ...]:
+    """The small models that are described without a fault."""
+    found: list[RoleSection] = []
+    for index, section in enumerate(sections if isinstance(sections, list) else []):
+        if isinstance(section, dict):  # else told as a fault of the file's top level
+            role = validated(RoleSection, section, f"roles[{index}]", faults)
+            found += [role] if role is not None else []
+    return tuple(found)
 
 
 def _memory(section: object, directory: Path, faults: list[str]) -> MemorySection | None:

@@ -156,7 +156,7 @@ class ProfileFile(_Section):
     server: dict[str, Any] = Field(description="a section with model or with attach")
     policy: dict[str, Any] = Field(default_factory=dict, description="a section")
     memory: dict[str, Any] = Field(default_factory=dict, description="a section")
-    roles: list[RoleSection] = Field(
+    roles: list[dict[str, Any]] = Field(
         default_factory=list, description="a list of small models, each a section"
     )
     normalize: dict[str, Any] = Field(default_factory=dict, description="a section")
