@@ -1,4 +1,4 @@
-"""The ``roles`` of a profile: small models with profiles of their own, or faults with their paths."""
+"""The ``roles`` of a profile: small models with profiles of their own, or all faults."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.profile import Profile, ProfileError, load_all
+from launcher.settings import NAME_RULE
 
 SERVER = {"model": "embedded:tiny", "parallel": 1, "ctx_size": 1024}
 
@@ -50,8 +51,7 @@ def test_each_is_a_profile_under_its_own_name_in_its_order(tmp_path: Path) -> No
         (
             [{"name": "a b", "profile": "tiny", "claim_gib": 0, "order": 0, "unload": "x", "z": 1}],
             [
-                "roles[0].name: expected a name of 1 to 100 letters, digits and . _ : - that begins "
-                "with a letter or digit, got 'a b'",
+                f"roles[0].name: expected {NAME_RULE}, got 'a b'",
                 "roles[0].claim_gib: expected GiB that it takes at most, above 0, got 0",
                 "roles[0].order: expected a number, 1 to 1000: the first is loaded first, got 0",
                 "roles[0].unload: expected auto or never, got 'x'",
