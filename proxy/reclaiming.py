@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from policies.admission import MIB
+from policies.types import SlotId
 from proxy.book import Profile
 from proxy.events import Level, Reclaim
 from proxy.mirror import SlotMirror, SlotState
@@ -46,7 +47,7 @@ class Holdings:
         for level in levels:
             match level:
                 case Level.CHECKPOINTS:
-                    yield from self._checkpoints(wanted_bytes, why)
+                    yield from self._checkpoints(wanted_bytes, why, below is not None)
                 case Level.ROLE:
                     yield from self._roles(below, why)
                 case Level.RAM_CACHE:
@@ -59,17 +60,21 @@ class Holdings:
         engines = {e.name: e for p in self.profiles.values() for e in p.engines.values()}
         return [engines[reclaim.target].mirrors[id_slot] for id_slot in reclaim.slots]
 
-    def _checkpoints(self, wanted_bytes: int, why: str) -> Iterator[Reclaim]:
+    def _checkpoints(self, wanted_bytes: int, why: str, spare_homes: bool) -> Iterator[Reclaim]:
+        """Oldest first; what somebody waits to continue comes last, or not at all."""
         for profile in self.profiles.values():
+            homes = _awaited_homes(profile)
             for engine in profile.engines.values():
                 idle = [
-                    (m.content.last_used, m.id)
+                    (m.id in homes, m.content.last_used, m.id)
                     for m in engine.mirrors
-                    if m.state is SlotState.IDLE and self.reserves.checkpoint_bytes(m.id)
+                    if m.state is SlotState.IDLE
+                    and self.reserves.checkpoint_bytes(m.id)
+                    and not (spare_homes and m.id in homes)
                 ]
                 slots: list[int] = []
                 given = 0
-                for _, slot in sorted(idle):
+                for _, _, slot in sorted(idle):
                     if given < wanted_bytes:
                         slots.append(slot.id_slot)
                         given += self.reserves.checkpoint_bytes(slot)
@@ -111,3 +116,13 @@ class Holdings:
     def _engines(self, member: Member) -> list[str]:
         loading = [e for e, profile in self.loading.items() if profile == member.profile]
         return [*self.profiles[member.profile].engines, *loading]
+
+
+def _awaited_homes(profile: Profile) -> set[SlotId]:
+    """The slots whose conversations wait for their next turn."""
+    return {
+        mirror.id
+        for waiter in profile.waiters.values()
+        for mirror, match in zip(profile.mirrors, waiter.view.matches, strict=False)
+        if match.is_home
+    }

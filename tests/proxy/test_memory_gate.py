@@ -27,7 +27,7 @@ from proxy.journal import Journal, read
 from proxy.reclaiming import Member
 from proxy.scheduler import Scheduler
 from tests.proxy.memory_script import CHECKPOINTS, World, dispatched, reclaims, results
-from tests.proxy.script import finished, next_wake, params
+from tests.proxy.script import arrived, finished, next_wake, params, text
 
 PLAIN = Growth(scratch_bytes=0)
 
@@ -168,6 +168,20 @@ def test_a_request_that_does_not_fit_asks_for_checkpoints_then_small_models() ->
     w.feed(EngineLost("two", "unloaded"))
     w.reclaim_ended(actions)
     assert dispatched(w.sample(18)) == ["new"]
+
+
+def test_a_request_does_not_have_its_own_conversation_emptied() -> None:
+    w = World(CHECKPOINTS, slots=2)
+    w.sample(20)
+    w.feed(arrived("a", text(("chat", 30_000)), first_user_end=1000))
+    w.feed(finished("a", 30_000))
+    w.sample(14)
+    w.feed(arrived("b", text(("chat", 30_000), ("more", 500)), first_user_end=1000, turns=2))
+    assert w.why("b").startswith("memory")
+    assert w.all(Reclaim) == []
+    w.sample(5)
+    w.sample(5)
+    assert reclaims(w.sample(5)) == [("checkpoints", "e")]  # below the hard floor it goes as well
 
 
 def test_a_level_that_gave_too_little_is_left_alone_for_ten_minutes() -> None:
