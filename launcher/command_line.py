@@ -28,6 +28,10 @@ MEASURING = {
 """Commands of the ``bench`` extra: they take arguments of their own."""
 
 
+class UsageError(Exception):
+    """Something the user can put right; one line, exit status 2."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser; a wrong argument ends the program with status 2 and one line."""
     top = argparse.ArgumentParser(
@@ -135,6 +139,12 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can connect; raises OSError for an address that is none."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def launch_files(served: Profile, directory: Path) -> argv.LaunchFiles:

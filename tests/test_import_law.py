@@ -35,6 +35,9 @@ PLANNING = (
 )
 PLANNING_FILES = tuple(f"launcher/{name}.py" for name in PLANNING)
 PLANNING_MODULES = ("launcher", "launcher.gguf_header", *(f"launcher.{n}" for n in PLANNING))
+# Where launcher and proxy meet: the command, what a profile means, the engines that run.
+JOINING = ("launcher/cli.py", "launcher/wiring.py", "launcher/engines.py")
+JOINING_MODULES = ("launcher.wiring", "launcher.engines")
 # What reads a clock, draws lots, waits, or reaches outside.
 EFFECTS = frozenset(
     {
@@ -70,7 +73,7 @@ LAWS = (
     Law(("policies/*.py",), POLICIES, banned=EFFECTS),
     Law(PURE_FILES, (*POLICIES, *PURE_MODULES), banned=EFFECTS),
     Law(("proxy/*.py", "proxy/api/*.py"), (*POLICIES, "proxy", "proxy.*"), SERVING | {"psutil"}),
-    Law(("launcher/cli.py",), ("*",), SERVING | STARTING | MEASURING),
+    Law(JOINING, ("*",), SERVING | STARTING | MEASURING),
     Law(PLANNING_FILES, PLANNING_MODULES, banned=EFFECTS),
     Law(("launcher/*.py",), ("launcher", "launcher.*"), STARTING),
     Law(
@@ -124,6 +127,8 @@ def fits(law: Law, file: str) -> bool:
 def allowed(file: str, law: Law, module: str) -> bool:
     top = module.partition(".")[0]
     if module == NOBODY_MAY:
+        return False
+    if module in JOINING_MODULES and file not in JOINING:
         return False
     if top == ONLY_CLI_MAY and not file.startswith("bench/"):
         return file == "launcher/cli.py"
@@ -183,6 +188,8 @@ def test_the_pure_files_are_where_the_law_looks_for_them() -> None:
         ("launcher/process.py", "import bench.demo"),
         ("launcher/process.py", "from launcher.cli import main"),
         ("launcher/process.py", "from launcher import cli"),
+        ("launcher/process.py", "from launcher.engines import Engines"),
+        ("launcher/wiring.py", "import bench.demo"),
         ("bench/bounds.py", "import httpx"),
         ("bench/bounds.py", "from proxy.driver import Driver"),
         ("bench/demo.py", "from launcher.process import Process"),
@@ -190,7 +197,8 @@ def test_the_pure_files_are_where_the_law_looks_for_them() -> None:
     ],
 )
 def test_an_import_against_the_law_is_found(tmp_path: Path, file: str, line: str) -> None:
-    for name in ("proxy/driver.py", "launcher/cli.py", "bench/trace.py", file):
+    there = ("proxy/driver.py", "launcher/cli.py", "launcher/engines.py", "bench/trace.py", file)
+    for name in there:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

@@ -13,7 +13,16 @@ import psutil
 import pytest
 import yaml
 
-from launcher import cli, machine, measured, memory_plan, pid_file, profile, tiny_model
+from launcher import (
+    cli,
+    machine,
+    measured,
+    memory_plan,
+    pid_file,
+    profile,
+    tiny_model,
+    wiring,
+)
 from launcher.fitting import Fit
 from launcher.machine import Machine
 from launcher.memory_plan import Outcome
@@ -270,13 +279,13 @@ def test_while_an_engine_loads_the_rest_of_its_load_is_to_come(tmp_path: Path) -
 def test_the_gate_learns_what_the_plan_knows(tmp_path: Path) -> None:
     _meminfo(tmp_path)
     (planned,) = _outcome(tmp_path, _profile(tmp_path, "qwen3.8-27b", cache_ram_mib=64)).planned
-    assert cli._growth(planned.profile, planned) == Growth(
+    assert wiring.growth(planned.profile, planned) == Growth(
         checkpoint_bytes=48 * 4 * (30_720 + 128 * 6144),
         checkpoints=16,
         cache_ram_bytes=64 * 2**20,
         kv_bytes_per_token=65_536,
     )
-    main = cli._role(planned.profile, {"qwen3.8-27b": planned})
+    main = wiring.role(planned.profile, {"qwen3.8-27b": planned})
     assert (main.order, main.claim_bytes) == (0, planned.plan.load_bytes)
 
 

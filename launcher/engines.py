@@ -1,0 +1,188 @@
+"""The engines that run, and the proxy that is told about them: where launcher and proxy meet.
+
+Like the command itself this may import every package. It hands on what one side says to the
+other: an engine is on its way, ready, lost; memory is short, a small model has to give way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from launcher import argv, command_line, residents, wiring
+from launcher.attach import Attachment
+from launcher.command_line import UsageError
+from launcher.listener import Cause, Loss
+from launcher.meters import Meters
+from launcher.planned import Planned
+from launcher.profile import Profile
+from launcher.residency import Headroom
+from launcher.residents import Residents
+from launcher.roles import Patience, Roles
+from launcher.settings import AttachedServer, LaunchedServer
+from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
+from proxy.driver import Driver
+from proxy.events import Level, Reclaim
+from proxy.process_memory import own_bytes
+
+log = logging.getLogger("slotwise")
+LEAST_CACHE_MIB = 512  # a RAM cache below this is given up rather than halved
+
+
+class RefusedError(RuntimeError):
+    """The proxy did not take an engine into use."""
+
+
+class Engines:
+    """All engines, started by us or attached, and the driver that is told about them.
+
+    An engine has the name of its profile: one engine each.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        profiles: Sequence[Profile],
+        state_dir: Path,
+        url: str,
+        meters: Meters,
+        by_name: Mapping[str, Planned],
+    ) -> None:
+        self._driver = driver
+        self._meters = meters
+        self._url = url
+        self._awaited = {profile.name for profile in profiles}
+        self._attached: dict[str, Attachment] = {}
+        self._launched: dict[str, LaunchedServer] = {}
+        specs: list[EngineSpec] = []
+        for profile in profiles:
+            server = profile.server
+            if isinstance(server, AttachedServer):
+                self._attached[profile.name] = Attachment(
+                    profile.name, server.attach, profile.engine_key, self
+                )
+            else:
+                self._launched[profile.name] = server
+                specs.append(_spec(profile, self._launched, state_dir))
+        try:
+            self._supervisor = Supervisor(specs, self)
+        except InUseError as error:
+            raise UsageError(str(error)) from error
+        except OSError as error:
+            raise UsageError(f"--state-dir {state_dir}: {error}") from error
+        self._residents: Residents | None = None
+        if driver.memory.watch is not None:
+            journal = residents.Journal(state_dir / residents.JOURNAL)
+            patience = Patience.of(profiles[0].memory.reload_s)
+            launched = [wiring.role(p, by_name) for p in profiles if p.name in self._launched]
+            members = Roles(launched, time.monotonic(), patience)
+            self._residents = Residents(
+                members, self._supervisor, journal, self._gone, driver.memory.show_roles
+            )
+            self._connect(self._residents)
+
+    def _connect(self, models: Residents) -> None:
+        """What the proxy sees of memory goes to whoever loads models, and what it wants back."""
+        memory = self._driver.memory
+        memory.wanted = models.wanted
+        memory.size_known = models.roles.measured
+        memory.sampled = self._sampled
+        memory.reclaimer.unload = self._reclaim
+        if memory.watch is not None:
+            memory.watch.loading_bytes = lambda: models.loading_bytes(own_bytes)
+
+    def _sampled(self, reclaiming: bool) -> None:
+        if self._residents is not None:
+            figures = self._driver.memory.for_newcomers()
+            calm = not reclaiming and not self._driver.scheduler.waits_for_memory()
+            self._residents.sampled(Headroom(*figures) if figures else None, calm)
+
+    async def _reclaim(self, wanted: Reclaim) -> str:
+        assert self._residents is not None
+        if wanted.level is not Level.RAM_CACHE:
+            return await self._residents.unload(wanted.target, wanted.why)
+        limit_mib = self._smaller_cache(wanted.target)
+        why = f"with a RAM cache of {limit_mib} MiB: {wanted.why}"
+        restart = partial(self._supervisor.restart, wanted.target, why, Cause.UNLOADED)
+        return await self._residents.smaller(wanted.target, restart)
+
+    def _smaller_cache(self, engine: str) -> int:
+        """Half of it at the next start; what is hardly worth its restarts goes at once."""
+        server = self._launched[engine]
+        half = max(0, server.cache_ram_mib) // 2
+        limit_mib = half if half >= LEAST_CACHE_MIB else 0
+        self._launched[engine] = server.model_copy(update={"cache_ram_mib": limit_mib})
+        return limit_mib
+
+    def _gone(self, name: str, retry_after_s: int) -> None:
+        self._driver.profile_unloaded(name, retry_after_s)
+        self._comes_no_more(name)
+
+    def start(self) -> None:
+        if self._residents is not None:
+            self._residents.start()
+        else:
+            self._supervisor.start()
+        for attached in self._attached.values():
+            attached.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(
+            self._supervisor.stop(), *(attached.stop() for attached in self._attached.values())
+        )
+
+    def restart(self, engine: str, reason: str) -> None:
+        if engine in self._attached:
+            self._attached[engine].restart(reason)
+        else:
+            self._supervisor.restart(engine, reason)
+
+    def pid(self, engine: str) -> int | None:
+        """Of the process of an engine that slotwise started."""
+        return self._supervisor.pid(engine)
+
+    def on_starting(self, engine: str, text: str) -> None:
+        log.info("%s: %s", engine, text)
+        if text == STARTING:
+            self._meters.starting(engine)
+        self._driver.engine_starting(engine, engine, text)
+
+    async def on_ready(self, engine: str, url: str, api_key: str) -> None:
+        if not await self._driver.engine_up(engine, engine, url, api_key or None):
+            raise RefusedError("it did not answer when it was asked what it is")
+        log.info("%s: ready", engine)
+        self._meters.ready(engine)
+        if self._residents is not None:
+            self._residents.ready(engine)
+        self._comes_no_more(engine)
+
+    def _comes_no_more(self, engine: str) -> None:
+        """It is there, or will not be for a while: the start is over when that is so of all."""
+        self._awaited.discard(engine)
+        if not self._awaited and self._url:
+            print(f"slotwise ready on {self._url}", flush=True)
+            log.info("the lanes are shown at %s/slotwise/", self._url)
+            self._url = ""  # said once, however often an engine comes back
+
+    def on_lost(self, engine: str, loss: Loss) -> None:
+        self._meters.lost(engine)
+        self._driver.engine_down(engine, loss.cause.value, loss.text)
+
+
+def _spec(profile: Profile, servers: Mapping[str, LaunchedServer], state_dir: Path) -> EngineSpec:
+    """``servers``: by name, looked at anew at each start."""
+    server = servers[profile.name]
+    directory = command_line.engine_dir(state_dir, profile.name)
+    files = command_line.launch_files(profile, directory)
+    return EngineSpec(
+        name=profile.name,
+        argv=lambda port: argv.launch_argv(servers[profile.name], profile.names, files, port),
+        env=lambda key: argv.launch_env(server, os.environ, key, directory),
+        directory=directory,
+        start_timeout_s=server.start_timeout_s,
+    )
