@@ -174,29 +174,36 @@ def with_waiting(status: dict[str, Any], n: int) -> dict[str, Any]:
 
 
 def test_two_hundred_who_wait_are_drawn_at_once(browser: Any, stub: StubServer) -> None:
-    """100 ms is a limit to feel, not a figure to measure: it is five times what is needed, and of
-    five tries the quickest counts, since others use this machine."""
+    """Within 100 ms of the page's own processor time, so that who else uses this machine does not
+    matter; of five tries the quickest counts."""
     with run_proxy(stub) as proxy, page(browser, proxy.url + PAGE) as seen:
         seen.locator(".lane").first.wait_for()
         status = proxy.client.get("/slotwise/status").json()
-        drawn, took_ms = seen.evaluate(
-            """async ([none, all]) => {
+        seen.evaluate(
+            """async () => {
               const { draw } = await import("/slotwise/main.js");
-              const took = [];
-              for (let n = 0; n < 5; n += 1) {
-                draw(none);
-                document.body.offsetHeight;
-                const before = performance.now();
-                draw(all);
+              window.show = (status) => {
+                draw(status);
                 document.body.offsetHeight;  // with styles and layout
-                took.push(performance.now() - before);
-              }
-              return [document.querySelectorAll(".line li").length, took];
-            }""",
-            [with_waiting(status, 0), with_waiting(status, 200)],
+                return document.querySelectorAll(".line li").length;
+              };
+            }"""
         )
-        assert drawn == 200
-        assert min(took_ms) < 100, took_ms
+        session = seen.context.new_cdp_session(seen)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        took_s = []
+        for _ in range(5):
+            assert seen.evaluate("show", with_waiting(status, 0)) == 0
+            before_s = thread_s(session)
+            assert seen.evaluate("show", with_waiting(status, 200)) == 200
+            took_s.append(thread_s(session) - before_s)
+        assert 0 < min(took_s) < 0.1, took_s
+
+
+def thread_s(session: Any) -> float:
+    """Processor time of the page's thread so far, in scripts, styles and layout."""
+    found = session.send("Performance.getMetrics")["metrics"]
+    return float(next(m["value"] for m in found if m["name"] == "TaskDuration"))
 
 
 def test_axe_finds_nothing_grave(browser: Any) -> None:
