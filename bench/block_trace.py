@@ -36,6 +36,7 @@ class BlockCall:
     output_tokens: int
     blocks: list[int]
     head_tokens: int  # tools and system text; 0: not known
+    tool_calls: bool = False  # the answer asked for tools
 
 
 def is_block_trace(path: Path) -> bool:
@@ -105,6 +106,7 @@ def _claude(record: dict[str, Any], _number: int, heads: dict[tuple[str, str], i
         output_tokens=record["out"],
         blocks=expand(record["blocks"]),
         head_tokens=heads.get(who, 0),
+        tool_calls=record.get("stop") == "tool_use",
     )
 
 

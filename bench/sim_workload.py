@@ -71,6 +71,7 @@ class Ask:
     pause_s: float  # before it, since the answer to the one before; open loop: its arrival
     client: str = ""  # who sends it
     guest: bool = False
+    tool_calls: bool = False  # what the answer asks for
     with_guest: Ask | None = None  # sent together with it
     says_limit: bool = False  # whether the request names ``output`` as its limit; guests do
 
@@ -129,6 +130,7 @@ class Recorded:
                 output=row.max_tokens,
                 pause_s=min(call.think_s, self._shape.most_think_s),
                 client=row.session,
+                tool_calls=call.tool_calls,
             )
             for k, (row, call) in enumerate(zip(self._rows[number], calls, strict=True))
         ]

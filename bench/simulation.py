@@ -227,6 +227,7 @@ class _Simulation:
             job.slot,
             prefill_s=served.first - job.begun - job.copied_s,
             decode_s=now - served.first,
+            tool_calls=served.ask.tool_calls,
         )
         self._feed(told, now)
         then = self._then.pop(job.id, None)

@@ -18,99 +18,19 @@ The caller goes through the waiting requests in order, while fewer than ``max_ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 from policies import admission, continuation, guest
-from policies.affinity import (
-    is_live,
-    kept_for_s,
-    p_return,
-    place_cost_s,
-    reuse,
-)
-from policies.cost import prefill_s
-from policies.params import Params
+from policies.affinity import is_live
+from policies.case import Case, View
 from policies.types import (
     Hold,
     Place,
     Reason,
     Reject,
-    Request,
     Rule,
     SlotView,
     Verdict,
     WaitingView,
 )
-
-
-@dataclass(slots=True)
-class View:
-    """All that the decisions of one moment may depend on."""
-
-    slots: Sequence[SlotView]
-    pool_free: int | None  # tokens of the unified pool that running requests leave; None: no pool
-    params: Params
-    at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
-    largest: int = field(init=False)  # window, tokens
-    alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
-    resting: list[int] = field(init=False)  # indices of the idle slots
-
-    def __post_init__(self) -> None:
-        windows = {s.window for s in self.slots}
-        self.largest = max(windows, default=0)
-        self.alike = [True] * len(self.slots) if len(windows) == 1 else None
-        self.resting = [i for i, s in enumerate(self.slots) if s.idle]
-
-    def fits(self, request: Request) -> list[bool]:
-        """Which slots are large enough for this request (it fits into the largest)."""
-        if self.alike is not None:
-            return self.alike
-        return [
-            s.window == self.largest or admission.fits(request, s.window, self.params)
-            for s in self.slots
-        ]
-
-
-@dataclass(slots=True)
-class _Case:
-    """One request against one view, with what several rules need."""
-
-    waiting: WaitingView
-    view: View
-    waited_s: float
-    fits: list[bool]
-
-    def idle(self) -> list[int]:
-        """Indices of the slots that are at rest and large enough."""
-        return [i for i in self.view.resting if self.fits[i]]
-
-    def free(self) -> list[int]:
-        """Those of them that are not kept for their owners, or not from this request."""
-        return [i for i in self.idle() if self.kept_for_s(i) <= 0]
-
-    def kept_for_s(self, index: int) -> float:
-        """How much longer an idle slot is kept from this request: for its owner's likely return,
-        and no longer than its loss is worth."""
-        slot, params = self.view.slots[index], self.view.params
-        if not slot.kept:
-            return 0.0
-        knobs = params.keep
-        # What the RAM cache would have again counts here: its copies stall everybody, too.
-        again_s = prefill_s(params.cost, self.waiting.matches[index].lcp, slot.resident)
-        loss_s = p_return(slot, params.affinity) * again_s
-        # While others run, a loss is theirs too: they wait for the owner's prompt to be read again.
-        worth = min(1.0, knobs.keep_worth) if self.view.at_rest else knobs.keep_worth
-        return min(
-            kept_for_s(slot.gap_s, knobs) - slot.idle_s,
-            min(worth * loss_s, knobs.keep_max_wait_s) - self.waited_s,
-        )
-
-    def own_s(self, index: int) -> float:
-        """Seconds of prefill on that slot, whatever is destroyed there."""
-        request = self.waiting.request
-        cached = reuse(request, self.view.slots[index], self.waiting.matches[index])
-        return prefill_s(self.view.params.cost, cached, len(request.tokens))
 
 
 def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
@@ -130,7 +50,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
         need = admission.pool_need(request, params)
         if need > view.pool_free:
             return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
-    case = _Case(waiting, view, waited_s, view.fits(request))
+    case = Case(waiting, view, waited_s, view.fits(request))
     home: int | None = None
     if params.home.enabled and waiting.owns:
         home = continuation.home(waiting.matches, case.fits)
@@ -148,18 +68,18 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
 _HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SESSION}
 
 
-def _place(case: _Case, index: int, rule: Rule, why: str) -> Place:
+def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
     request, slot = case.waiting.request, case.view.slots[index]
     return Place(
         index,
         rule,
-        reuse(request, slot, case.waiting.matches[index]),
+        case.cached(index),
         admission.granted_tokens(request, slot.window, case.view.params),
         why,
     )
 
 
-def _at_home(case: _Case, home: int) -> Verdict | None:
+def _at_home(case: Case, home: int) -> Verdict | None:
     """Rule 3. None: the home is not worth waiting for any longer."""
     slot, m = case.view.slots[home], case.waiting.matches[home]
     if slot.idle:
@@ -190,7 +110,7 @@ def _at_home(case: _Case, home: int) -> Verdict | None:
     )
 
 
-def _as_guest(case: _Case) -> Verdict:
+def _as_guest(case: Case) -> Verdict:
     """Rule 4."""
     slots, params = case.view.slots, case.view.params
     idle = case.idle()
@@ -199,7 +119,7 @@ def _as_guest(case: _Case) -> Verdict:
     seat = guest.seat(slots, case.free(), params)
     if seat is not None:
         return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
-    loss_s, index = guest.cheapest(slots, case.waiting.matches, idle, params)
+    loss_s, _, index = min((case.loss_s(i), slots[i].id.id_slot, i) for i in idle)
     wait_s = guest.wait_before_breaking_s(loss_s, params)
     if case.waited_s >= wait_s:
         return _place(case, index, Rule.GUEST, f"destroys {loss_s:.1f} s after {wait_s:.1f} s")
@@ -210,7 +130,7 @@ def _as_guest(case: _Case) -> Verdict:
     )
 
 
-def _cheapest(case: _Case, home: int | None) -> Verdict:
+def _cheapest(case: Case, home: int | None) -> Verdict:
     """Rules 5 and 6."""
     slots, params = case.view.slots, case.view.params
     idle = case.free()
@@ -224,16 +144,12 @@ def _cheapest(case: _Case, home: int | None) -> Verdict:
         index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))
         return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
     candidates = _unprotected(case, idle)
-    request, matches = case.waiting.request, case.waiting.matches
-    cost_s, _, index = min(
-        (place_cost_s(request, slots[i], matches[i], params), -slots[i].id.id_slot, i)
-        for i in candidates
-    )
+    cost_s, _, index = min((case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates)
     why = f"{cost_s:.2f} s, the least of {len(candidates)}"
     return _place(case, index, _newcomer_rule(slots[index]), why)
 
 
-def _kept(case: _Case) -> Hold:
+def _kept(case: Case) -> Hold:
     """All that is idle is kept for its owners: until the first of them has had its time."""
     left_s = min(case.kept_for_s(i) for i in case.idle())
     return Hold(Reason.HELD, f"the idle slots are kept for their owners, {left_s:.1f} s", left_s)
@@ -243,7 +159,7 @@ def _newcomer_rule(slot: SlotView) -> Rule:
     return Rule.NEW if slot.view_len == 0 else Rule.AFFINITY
 
 
-def _unprotected(case: _Case, idle: list[int]) -> list[int]:
+def _unprotected(case: Case, idle: list[int]) -> list[int]:
     """The idle slots without live conversations of several turns, while a free place is among
     them. Its own kin is no stranger: what an edited history cuts off was its own."""
     slots, matches, knobs = case.view.slots, case.waiting.matches, case.view.params.affinity
@@ -256,7 +172,7 @@ def _unprotected(case: _Case, idle: list[int]) -> list[int]:
     ]
 
 
-def _hold(case: _Case) -> Hold:
+def _hold(case: Case) -> Hold:
     """Rule 6: why no slot can take it now."""
     if case.view.resting:
         n = len(case.waiting.request.tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.affinity import destroyed_s, is_live
+from policies.affinity import is_live
 from policies.params import Params
 from policies.types import SIDE_JOB, Match, Request, SlotView
 
@@ -59,19 +59,6 @@ def _rank(slot: SlotView, params: Params) -> int | None:
     if not is_live(slot, params.affinity):
         return 2
     return 3 if slot.idle_s >= params.guest.protect_s else None
-
-
-def cheapest(
-    slots: Sequence[SlotView],
-    matches: Sequence[Match],
-    candidates: Sequence[int],
-    params: Params,
-) -> tuple[float, int]:
-    """The live conversation among the candidates that is cheapest to compute again."""
-    cost, _, index = min(
-        (destroyed_s(slots[i], matches[i], params), slots[i].id.id_slot, i) for i in candidates
-    )
-    return cost, index
 
 
 def wait_before_breaking_s(loss_s: float, params: Params) -> float:

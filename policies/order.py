@@ -52,7 +52,7 @@ def rank(waiting: WaitingView, guest: bool, waited_s: float, params: Params) -> 
     if guest:
         place = Class.PROMOTED_GUEST if waited_s >= knobs.promote_s else Class.NEW_GUEST
     else:
-        place = Class.OWNER if waiting.owns else Class.NEWCOMER
+        place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
     service = int(waiting.service / knobs.service_step) if knobs.by_service else 0
     began = waiting.session_began if knobs.by_session else arrived
     return Rank(place, service, began, arrived)

@@ -7,13 +7,12 @@ seconds by which the slot that was taken is dearer, by why the best one could no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.affinity import place_cost_s
-from policies.params import Params
-from policies.types import Reason, SlotView, WaitingView
+from policies.case import Case, View
+from policies.types import Reason, WaitingView
 
 
 class Obstacle(StrEnum):
@@ -57,21 +56,13 @@ def waiting_for(reason: Reason, overtaken: bool) -> Obstacle | None:
     return Obstacle.FAIRNESS if overtaken and reason in _TURNS else OBSTACLES[reason]
 
 
-def of_slot(
-    waiting: WaitingView,
-    slots: Sequence[SlotView],
-    fits: Sequence[bool],
-    chosen: int,
-    params: Params,
-) -> Loss | None:
+def of_slot(waiting: WaitingView, view: View, fits: list[bool], chosen: int) -> Loss | None:
     """By how much the chosen slot is dearer than one that could not be had; None: it is not."""
+    slots = view.slots
     if all(slot.idle and not slot.kept for slot in slots):
         return None  # each could be had
-    costs_s = [
-        (place_cost_s(waiting.request, slot, match, params), index)
-        for index, (slot, match) in enumerate(zip(slots, waiting.matches, strict=True))
-        if fits[index]
-    ]
+    case = Case(waiting, view, 0.0, fits)
+    costs_s = [(case.cost_s(index), index) for index in range(len(slots)) if fits[index]]
     best_s, best = min(costs_s)
     chosen_s = next(seconds for seconds, index in costs_s if index == chosen)
     if chosen_s <= best_s or (slots[best].idle and not slots[best].kept):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from policies.park import NOTHING, State
 from policies.prefix import Tokens
 
 
@@ -92,6 +93,13 @@ class Match(NamedTuple):
         return self.kind in ("continues", "branch", "session")
 
 
+class Parked(NamedTuple):
+    """What an engine's RAM cache has of a prompt."""
+
+    shared: int  # tokens of the prompt
+    state: State
+
+
 @dataclass(slots=True)
 class WaitingView:
     """One waiting request as the rules see it. ``matches`` runs parallel to the view's slots."""
@@ -103,6 +111,13 @@ class WaitingView:
     session_began: float = 0.0  # s
     new_session: bool = False  # its first request
     service: float = 0.0  # what its key was served lately, in tokens
+    parked: dict[str, Parked] = field(default_factory=dict)  # by engine
+
+    @property
+    def parked_most(self) -> bool:
+        """Whether a RAM cache holds most of the prompt."""
+        n = len(self.request.tokens)
+        return any(2 * parked.shared >= n for parked in self.parked.values())
 
 
 @dataclass(slots=True)
@@ -118,9 +133,10 @@ class SlotView:
     guest: bool  # what it holds is a guest
     turns: int
     idle_s: float  # since its last use
-    gap_s: float = 60.0  # typical pause between two turns of a conversation
+    gap_s: float = 60.0  # typical pause after such an answer as its last
+    calling: bool = False  # that answer asked for tools
+    state: State = NOTHING
     kept: bool = False  # held for its owner's next turn
-    recoverable: float = 0.0  # chance that the RAM cache still has it when its owner returns
     run_left_s: float = 0.0  # of the request at work here, estimated
     running_key: str | None = None  # who asked for it
 

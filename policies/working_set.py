@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from policies.affinity import chance_of_return
 from policies.params import Params
+from policies.pauses import Pauses
 
 _COUNTED_TURNS = 2  # a single call that was answered is no conversation yet
 
@@ -26,6 +27,7 @@ class Context:
     tokens: int = 0  # its last prompt
     turns: int = 0
     open: int = 0  # requests that wait or run
+    calling: bool = False  # its last answer asked for tools
     started: bool = False  # a slot has held it: until then it takes nobody's place
 
 
@@ -34,33 +36,31 @@ class WorkingSet(NamedTuple):
 
     warm: float  # those that a slot has held
     wanted: float  # and those that wait for their first
-    recoverable: float  # chance that the RAM cache has what a slot does not hold any more
 
     @classmethod
     def of(
-        cls, contexts: Iterable[Context], slots: int, now: float, gap_s: float, params: Params
+        cls, contexts: Iterable[Context], slots: int, now: float, pauses: Pauses, params: Params
     ) -> WorkingSet:
         """Both are 0 where there is no slot."""
         warm = wanted = tokens = 0.0
         for context in contexts:
             chance = 1.0
-            if not context.open and context.turns < _COUNTED_TURNS:
+            if not context.open and not context.calling and context.turns < _COUNTED_TURNS:
                 continue
             if not context.open:
                 idle_s = now - context.last_seen
-                chance = chance_of_return(context.turns, idle_s, gap_s, params.affinity)
+                gap_s, calling = pauses.typical_s(context.calling), context.calling
+                chance = chance_of_return(context.turns, idle_s, gap_s, calling, params.affinity)
             wanted += chance
             tokens += chance * context.tokens
             if context.started:
                 warm += chance
         if not slots or not wanted:
-            return cls(0.0, 0.0, 0.0)
+            return cls(0.0, 0.0)
         mean = tokens / wanted
         parked = params.keep.park_tokens / mean if mean else 0.0
-        # One more than the slots hold is what a displacement makes it.
-        beside = max(1.0, wanted - slots + 1)
         capacity = slots + parked
-        return cls(warm / capacity, wanted / capacity, min(1.0, parked / beside))
+        return cls(warm / capacity, wanted / capacity)
 
 
 def longest_wait_s(run_s: float, params: Params) -> float:

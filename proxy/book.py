@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from policies.admission import pool_need
-from policies.affinity import is_live, kept_for_s, learned_gap_s
+from policies.affinity import is_live, kept_for_s
+from policies.case import View
 from policies.cost import run_s
-from policies.decide import View
 from policies.params import Params
+from policies.park import Park, Swap
+from policies.pauses import Pauses
+from policies.prefix import lcp
 from policies.types import Match, Reason, Request, SlotView, WaitingView
 from policies.working_set import WorkingSet
 from proxy.contexts import Contexts, Services
@@ -44,7 +47,7 @@ class Profile:
     line: list[Waiter] = field(default_factory=list)  # who goes first, as of the last decision
     running: dict[str, Running] = field(default_factory=dict)
     peak_running: int = 0
-    gap_s: float = 0.0  # typical pause between turns, learned
+    pauses: Pauses = field(init=False)
     contexts: Contexts = field(init=False)
     services: Services = field(init=False)
     cap_stopped: bool = False  # new conversations wait
@@ -54,25 +57,29 @@ class Profile:
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
         self.keeping = Keeping(self.name)
-        self.gap_s = self.params.affinity.return_gap_s
+        self.pauses = Pauses.first(self.params.affinity)
         self.contexts = Contexts(self.params)
         self.services = Services(self.params)
 
     def working_set(self, now: float) -> WorkingSet:
         """Live conversations over what can be kept warm."""
         return WorkingSet.of(
-            self.contexts.values(), len(self.mirrors), now, self.gap_s, self.params
+            self.contexts.values(), len(self.mirrors), now, self.pauses, self.params
         )
 
-    def saw_gap(self, seen_s: float) -> None:
-        """A conversation came back after this pause."""
+    def saw_pause(self, pause_s: float, calling: bool) -> None:
+        """A conversation came back after this pause; whether its last answer asked for tools."""
         if self.params.affinity.learn_gap:
-            self.gap_s = learned_gap_s(self.gap_s, seen_s)
+            self.pauses = self.pauses.saw(pause_s, calling)
 
     @property
     def epoch(self) -> int:
         """Changes whenever what a slot served last does."""
-        return sum(mirror.version for mirror in self.mirrors)
+        return sum(m.version for m in self.mirrors) + sum(e.parked for e in self.engines.values())
+
+    def parks(self) -> dict[str, Park]:
+        """The RAM caches of the engines that have one."""
+        return {e.name: e.park for e in self.engines.values() if e.park.limit_tokens}
 
     def add_engine(self, engine: Engine) -> None:
         self.engines[engine.name] = engine
@@ -139,13 +146,17 @@ class Profile:
         del self.running[running.request.id]
         if running.mirror is None:
             running.engine.unpinned -= 1
-        self.contexts.ended(running.request, now)
+        self.contexts.ended(running.request, now, self.calls(told))
         for waiter in self.waiters.values():
             if waiter.overtaken_by:
                 waiter.overtaker_ended(running.request.id, now)
         cost = self.learned.ended(running, told, now)
         if cost is not None:
             self.params = replace(self.params, cost=cost)
+
+    def calls(self, told: RequestFinished | None) -> bool:
+        """Whether an answer counts as one that asked for tools."""
+        return told is not None and told.tool_calls and self.params.affinity.by_tools
 
     def waits_for_memory(self) -> bool:
         """Whether a sample of the machine's memory may let somebody go on."""
@@ -167,20 +178,26 @@ class Profile:
             self.pool_free(),
             self.params,
             at_rest=not self.running,
+            parks=self.parks(),
+            pauses=self.pauses,
+            now=now,
+            asked_for=self._asked_for(),
+        )
+
+    def _asked_for(self) -> frozenset[str | None]:
+        return frozenset(
+            parked.state.request for w in self.waiters.values() for parked in w.view.parked.values()
         )
 
     def _slot_views(self, now: float, working_set: WorkingSet) -> list[SlotView]:
         views = [self._slot_view(m, now) for m in self.mirrors]
-        for view in views:
-            view.recoverable = working_set.recoverable
         knobs = self.params.keep
         if knobs.enabled and working_set.wanted > knobs.above:
-            kept_s = kept_for_s(self.gap_s, self.params.keep)
             for view in views:
                 view.kept = (
                     view.idle
-                    and view.idle_s < kept_s
-                    and view.turns >= _KEPT_TURNS
+                    and view.idle_s < kept_for_s(view.gap_s, knobs)
+                    and (view.calling or view.turns >= _KEPT_TURNS)
                     and is_live(view, self.params.affinity)
                 )
         return views
@@ -198,7 +215,9 @@ class Profile:
             guest=content.guest,
             turns=content.turns,
             idle_s=max(0.0, now - content.last_used),
-            gap_s=self.gap_s,
+            gap_s=self.pauses.typical_s(content.calling),
+            calling=content.calling,
+            state=content,
             run_left_s=self._run_left_s(request, now) if request else 0.0,
             running_key=request.key if request else None,
         )
@@ -215,7 +234,9 @@ class Profile:
         )
         return max(0.0, whole_s - (now - running.started))
 
-    def held_for(self, matches: list[Match], slot: int) -> Held:
+    def held_for(
+        self, request: Request, matches: list[Match], slot: int, swap: Swap | None
+    ) -> Held:
         """What the slots hold of a prompt that is about to be placed on one of them."""
         content = self.mirrors[slot].content
         match = matches[slot]
@@ -224,9 +245,14 @@ class Profile:
             for m, mirror in zip(matches, self.mirrors, strict=True)
             if mirror is not self.mirrors[slot]
         )
+        here = min(match.lcp, content.held)
+        tail = content.tail if match.covers and content.held == len(content.view) else 0
+        if swap is not None and swap.loaded is not None:
+            here = min(lcp(swap.loaded.view, request.tokens), swap.loaded.held)
+            tail = swap.loaded.shared(request.tokens) - here
         return Held(
-            here=min(match.lcp, content.held),
-            tail=content.tail if match.covers and content.held == len(content.view) else 0,
+            here=here,
+            tail=tail,
             elsewhere=max(others, default=0),
             displaces=None if match.is_home else content.request,
         )

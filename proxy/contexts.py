@@ -51,13 +51,14 @@ class Contexts:
         self._known.move_to_end(request.session)
         return context, is_new
 
-    def ended(self, request: Request, now: float) -> None:
-        """The request was answered, or its client left."""
+    def ended(self, request: Request, now: float, calling: bool = False) -> None:
+        """The request was answered, or its client left. ``calling``: the answer asked for tools."""
         context = self._known.get(request.session)
         if context is None or request.kind in BACKGROUND_KINDS:
             return
         context.open = max(0, context.open - 1)
         context.last_seen = now
+        context.calling = calling
         self._known.move_to_end(request.session)
 
     def _forget(self, now: float) -> None:

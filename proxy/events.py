@@ -104,6 +104,7 @@ class RequestFinished:
     id_slot: int | None  # the slot it says it used
     prefill_s: float | None = None  # its own time of the prompt
     decode_s: float | None = None  # and of the answer, from the first token to the last
+    tool_calls: bool = False  # the answer asks for tools: their results come back soon
 
 
 @dataclass(frozen=True, slots=True)

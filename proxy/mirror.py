@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from policies.prefix import EMPTY, Tokens
+from policies.park import State
+from policies.prefix import lcp
 from policies.types import SIDE_JOB, Match, Request, Rule, SlotId
 
 
@@ -22,50 +23,43 @@ class SlotState(StrEnum):
     UNPROVEN = "unproven"  # its request ended without a final event; only /slots can tell
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The part of a mirror that a request replaces."""
-
-    view: Tokens = EMPTY
-    held: int = 0
-    tail: int = 0
-    guest: bool = False
-    turns: int = 0
-    last_used: float = 0.0
-    request: str | None = None  # whose prompt the view is
-    session: str = ""
-    kind: str = ""
-    cached: int = 0  # tokens of the prompt that came from the cache, expected until reported
-
-
 @dataclass(slots=True)
 class SlotMirror:
     """One slot. ``version`` changes with the view, so comparisons can be kept until then."""
 
     id: SlotId
     window: int  # tokens
-    content: _Content = field(default_factory=_Content)
+    content: State = field(default_factory=State)
     version: int = 0
     state: SlotState = SlotState.IDLE
     since: float = 0.0  # when it entered this state
     request: Request | None = None  # at work here
-    _before: _Content = field(default_factory=_Content)
+    _before: State = field(default_factory=State)
 
     @property
     def resident(self) -> int:
         """Tokens whose KV we believe the slot holds."""
         return self.content.held + self.content.tail
 
-    def begin(self, request: Request, rule: Rule, match: Match, now: float) -> None:
-        """The request is sent: its prompt replaces the view; what both share is still held."""
+    def begin(
+        self, request: Request, rule: Rule, match: Match, now: float, loaded: State | None = None
+    ) -> None:
+        """The request is sent: its prompt replaces the view; what both share is still held.
+
+        ``loaded``: what the engine fetches into the slot from its RAM cache first.
+        """
         old = self._before = self.content
-        held = min(match.lcp, old.held) if request.cache_prompt else 0
+        held, turns = min(match.lcp, old.held), old.turns + 1 if match.is_home else 1
+        if loaded is not None:
+            held, turns = min(lcp(request.tokens, loaded.view), loaded.held), loaded.turns + 1
+        if not request.cache_prompt:
+            held = 0
         self._replace(
-            _Content(
+            State(
                 view=request.tokens,
                 held=held,
                 guest=rule is Rule.GUEST or request.kind == SIDE_JOB,
-                turns=max(request.turns, old.turns + 1 if match.is_home else 1),
+                turns=max(request.turns, turns),
                 last_used=now,
                 request=request.id,
                 session=request.session,
@@ -81,13 +75,25 @@ class SlotMirror:
         held = min(max(self.content.held, processed), len(self.content.view))
         self._amend(held=held, cached=cached)
 
-    def commit(self, prompt_tokens: int | None, completion: int | None, now: float) -> None:
+    def commit(
+        self,
+        prompt_tokens: int | None,
+        completion: int | None,
+        now: float,
+        calling: bool = False,
+    ) -> None:
         """The final event was read: prompt and answer are in the KV, but for the last token,
         which is sampled and never fed back."""
         held = len(self.content.view)
         if prompt_tokens is not None:
             held = min(held, prompt_tokens)
-        self._amend(held=held, tail=max(0, (completion or 0) - 1), last_used=now)
+        self.content = replace(
+            self.content,
+            held=held,
+            tail=max(0, (completion or 0) - 1),
+            last_used=now,
+            calling=calling,
+        )
         self._end(SlotState.IDLE, now)
 
     def reused(self, cached: int) -> None:
@@ -114,7 +120,7 @@ class SlotMirror:
 
     def forget(self) -> None:
         """What the slot holds is not known."""
-        self._replace(_Content(last_used=self.content.last_used))
+        self._replace(State(last_used=self.content.last_used))
 
     def suspect(self, now: float) -> None:
         """Somebody else uses it: nothing is known until /slots shows it idle."""
@@ -131,7 +137,7 @@ class SlotMirror:
         self.forget()
         return False
 
-    def _replace(self, content: _Content) -> None:
+    def _replace(self, content: State) -> None:
         self.content = content
         self.version += 1
 
@@ -157,5 +163,5 @@ class SlotMirror:
 
     def _end(self, state: SlotState, now: float) -> None:
         self.request = None
-        self._before = _Content()
+        self._before = State()
         self._enter(state, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from policies import regret
-from policies.decide import View
+from policies.case import View
 from policies.order import PROMOTES, Promotion
 from policies.regret import Loss, Obstacle
 from policies.types import Place, Rule
@@ -31,7 +31,7 @@ def story(profile: Profile, waiter: Waiter, place: Place, view: View, now: float
     losses = {loss.obstacle: loss.seconds for loss in waiter.lost(now)}
     if place.slot != UNPINNED:
         fits = view.fits(waiter.view.request)
-        dearer = regret.of_slot(waiter.view, view.slots, fits, place.slot, view.params)
+        dearer = regret.of_slot(waiter.view, view, fits, place.slot)
         if dearer is not None:
             losses[dearer.obstacle] = losses.get(dearer.obstacle, 0.0) + dearer.seconds
     home_wait = None

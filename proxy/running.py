@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.cost import prefill_s
 from policies.params import Cost
+from policies.park import Park, State
 from policies.types import Request, Rule
 from proxy.mirror import SlotMirror
 
@@ -19,7 +20,14 @@ class Engine:
     mirrors: list[SlotMirror]
     pool: int | None  # tokens of the unified KV pool; None: one stream per slot
     pins: bool
+    park: Park
+    parked: int = 0  # how often what its RAM cache holds has changed
     unpinned: int = 0  # running requests whose slot the engine chose
+
+    def replace_park(self, states: tuple[State, ...]) -> None:
+        """What its RAM cache holds from now on."""
+        self.park = replace(self.park, states=states)
+        self.parked += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +42,7 @@ class Running:
     rule: Rule
     why: str = ""  # the numbers it was placed on
     read: bool = False  # its prompt is in the KV
+    before: Park | None = None  # the RAM cache, if sending it changed that
     # What its times can be taken for, see :mod:`proxy.learned_cost`.
     alone: bool = True  # no other prompt was read beside its own
     generating: float = 0.0  # since when, as far as that is reported (s)

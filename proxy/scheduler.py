@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 
 from policies import guest, order
 from policies.admission import pool_need
-from policies.decide import View, decide
+from policies.case import View
+from policies.decide import decide
 from policies.params import Cost, Params
+from policies.park import Park
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
 from proxy import words
@@ -141,8 +143,9 @@ class Scheduler:
             SlotMirror(SlotId(event.engine, i), window, since=now)
             for i, window in enumerate(event.windows)
         ]
+        park = Park(profile.params.keep.park_tokens)
         profile.add_engine(
-            Engine(event.engine, event.profile, mirrors, pool=event.pool, pins=event.pins)
+            Engine(event.engine, event.profile, mirrors, event.pool, event.pins, park)
         )
         self.memory.engine_ready(event)
         return [profile]
@@ -182,7 +185,7 @@ class Scheduler:
             return [profile]
         if cached is not None:
             mirror.reused(cached)
-        mirror.commit(event.prompt_tokens, event.completion_tokens, now)
+        mirror.commit(event.prompt_tokens, event.completion_tokens, now, profile.calls(event))
         if event.id_slot is not None and event.id_slot != mirror.id.id_slot:
             said = f"pinned to slot {mirror.id.id_slot}, the engine used slot {event.id_slot}"
             out.append(Mismatch(mirror.id, event.id, said))
@@ -192,6 +195,8 @@ class Scheduler:
             said = f"counted {n} prompt tokens, the engine {event.prompt_tokens}"
             out.append(Mismatch(mirror.id, event.id, said))
         elif self._reused_too_little(profile, running, event.cached_tokens):
+            if running.before is not None:
+                engine.replace_park(())  # it does not have what it was believed to have
             out.append(AskSlots(engine.name))  # did it run where it was sent?
         return [profile]
 
@@ -206,6 +211,8 @@ class Scheduler:
             return [profile]
         if not event.started:
             mirror.never_sent(now)
+            if running.before is not None:
+                engine.replace_park(running.before.states)
             return [profile]
         if event.failure is Failure.REFUSED:
             mirror.refused(now)
@@ -286,15 +293,16 @@ class Scheduler:
         view = profile.view(now, working_set)
         profile.line = self._line_up(profile, view.slots, now)
         max_running = profile.params.queue.max_running
-        epoch = profile.epoch
+        epoch, parks = profile.epoch, profile.parks()
         stale = False
         for waiter in profile.line:
             if stale:
                 view, epoch, stale = profile.view(now, working_set), profile.epoch, False
+                parks = profile.parks()
             if profile.engines and len(profile.running) >= max_running:
                 waiter.hold(Hold(Reason.MAX_RUNNING, words.as_many_run(max_running)), now)
                 continue
-            waiter.compare(profile.mirrors, epoch, profile.params)
+            waiter.compare(profile.mirrors, parks, epoch, profile.params)
             verdict = not_yet(profile, waiter, now) or self._verdict(profile, waiter, view, now)
             if isinstance(verdict, Place):
                 verdict = not_cold(profile, waiter, verdict, now)
@@ -318,9 +326,9 @@ class Scheduler:
 
     def _line_up(self, profile: Profile, slots: Sequence[SlotView], now: float) -> list[Waiter]:
         ranked = []
-        epoch = profile.epoch
+        epoch, parks = profile.epoch, profile.parks()
         for waiter in profile.waiters.values():
-            waiter.compare(profile.mirrors, epoch, profile.params)
+            waiter.compare(profile.mirrors, parks, epoch, profile.params)
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(
                 view.request, slots, view.matches, profile.params
@@ -351,7 +359,7 @@ class Scheduler:
         told = story(profile, waiter, place, view, now)
         waiter.context.started = True
         mirror: SlotMirror | None = None
-        held = Held()
+        held, before = Held(), None
         if place.slot == UNPINNED:
             engine = profile.unpinned_engine()
             assert engine is not None
@@ -365,12 +373,27 @@ class Scheduler:
                 _make_room(engine, engine.pool, mirror, request, profile.params)
             match = waiter.view.matches[place.slot]
             if place.rule is Rule.HOME and not match.same:
-                profile.saw_gap(waiter.view.arrived - mirror.content.last_used)
-            held = profile.held_for(waiter.view.matches, place.slot)
+                content = mirror.content
+                profile.saw_pause(waiter.view.arrived - content.last_used, content.calling)
+            swap = engine.park.swap(mirror.content, request.tokens)
+            held = profile.held_for(request, waiter.view.matches, place.slot, swap)
+            loaded = None
+            if swap is not None:
+                before, loaded = engine.park, swap.loaded
+                engine.replace_park(swap.states)
             out.extend(profile.keeping.taken(slot, match.is_home, now))
-            mirror.begin(request, place.rule, match, now)
+            mirror.begin(request, place.rule, match, now, loaded)
         profile.begin(
-            Running(request, engine, mirror, now, place.expected_cached, place.rule, place.why)
+            Running(
+                request,
+                engine,
+                mirror,
+                now,
+                place.expected_cached,
+                place.rule,
+                place.why,
+                before=before,
+            )
         )
         out.append(
             Dispatch(

@@ -77,7 +77,10 @@ def profile_json(profile: Profile, now: float) -> dict[str, object]:
         "peak_running": profile.peak_running,
         "max_running": most,
         "max_running_why": why,
-        "typical_pause_s": round(profile.gap_s, 3),
+        "typical_pause_s": {
+            "after_tool_calls": round(profile.pauses.tools.typical_s, 3),
+            "else": round(profile.pauses.others.typical_s, 3),
+        },
         "working_set_ratio": round(now_is.working_set, 3),
         "fairness_jain_index": round(now_is.fairness, 3),
         "new_sessions_wait": profile.cap_stopped,

@@ -88,6 +88,7 @@ class Ticket:
                 seen.id_slot,
                 seen.prefill_s,
                 seen.decode_s,
+                seen.finish == "tool_calls",
             )
         )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies import continuation
 from policies.order import Class
 from policies.params import Params
+from policies.park import Park
 from policies.regret import Loss, Obstacle, waiting_for
-from policies.types import Hold, Match, Reason, WaitingView
+from policies.types import Hold, Match, Parked, Reason, WaitingView
 from policies.working_set import Context
 from proxy.mirror import SlotMirror
 
@@ -24,6 +26,7 @@ class Waiter:
     context: Context  # its conversation
     versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
     epoch: int = -1  # the sum of them
+    parks: dict[str, Park] = field(default_factory=dict)  # as they were looked into
     reason: Reason = Reason.NONE
     why: str = ""
     recheck: float | None = None  # s
@@ -33,7 +36,9 @@ class Waiter:
     since: float = 0.0  # when it began to wait for what it waits for now (s)
     _lost_s: dict[Obstacle, float] = field(default_factory=dict)
 
-    def compare(self, mirrors: list[SlotMirror], epoch: int, params: Params) -> None:
+    def compare(
+        self, mirrors: list[SlotMirror], parks: Mapping[str, Park], epoch: int, params: Params
+    ) -> None:
         """Bring the matches up to date: only slots whose view changed are compared again.
 
         ``epoch`` is the sum of the mirrors' versions: they only grow, so an equal sum means that
@@ -55,6 +60,16 @@ class Waiter:
                 )
         if changed:
             self.view.owns = continuation.owns(matches)
+        for name, park in parks.items():
+            if self.parks.get(name) is not park:
+                self._look_into(name, park)
+
+    def _look_into(self, engine: str, park: Park) -> None:
+        self.parks[engine] = park
+        self.view.parked.pop(engine, None)
+        shared, state = park.best(self.view.request.tokens)
+        if state is not None:
+            self.view.parked[engine] = Parked(shared, state)
 
     def restart(self, mirrors: list[SlotMirror]) -> None:
         """The set of slots changed: every comparison is to be made anew."""
@@ -62,6 +77,8 @@ class Waiter:
         self.epoch = -1
         self.view.matches = [Match(0, False, False, "stranger")] * len(mirrors)
         self.view.owns = False
+        self.view.parked = {}
+        self.parks = {}
 
     def hold(self, verdict: Hold, now: float) -> None:
         """It goes on waiting, for this reason."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies import regret
-from policies.affinity import place_cost_s
+from policies.case import Case, View
 from policies.fairness import jain_index
 from policies.params import Cost, Params
 from policies.prefix import pack
@@ -41,14 +41,14 @@ HELD = {"view_len": 900, "held": 900, "turns": 2}
 
 def test_the_best_slot_that_was_at_work_is_why() -> None:
     slots = [slot(0, idle=False, **HELD), slot(1)]
-    loss = regret.of_slot(waiting(HOME, STRANGER), slots, ALL_FIT, 1, PARAMS)
+    loss = regret.of_slot(waiting(HOME, STRANGER), View(slots, None, PARAMS), ALL_FIT, 1)
     assert rounded(loss) == (Obstacle.BUSY, 0.9)
 
 
 def test_the_best_slot_that_was_kept_for_its_owner_is_why() -> None:
     kin = Match(900, False, False, "kin")
     slots = [slot(0, kept=True, **HELD), slot(1)]
-    loss = regret.of_slot(waiting(kin, STRANGER), slots, ALL_FIT, 1, PARAMS)
+    loss = regret.of_slot(waiting(kin, STRANGER), View(slots, None, PARAMS), ALL_FIT, 1)
     assert loss is not None
     assert loss.obstacle is Obstacle.HELD
 
@@ -56,8 +56,8 @@ def test_the_best_slot_that_was_kept_for_its_owner_is_why() -> None:
 def test_what_it_destroys_counts_as_the_rules_count_it() -> None:
     view = waiting(STRANGER, STRANGER)
     slots = [slot(0, idle=False), slot(1, view_len=5000, held=5000, turns=3)]
-    loss = regret.of_slot(view, slots, ALL_FIT, 1, PARAMS)
-    dearer_s = place_cost_s(view.request, slots[1], STRANGER, PARAMS) - 1.0
+    loss = regret.of_slot(view, View(slots, None, PARAMS), ALL_FIT, 1)
+    dearer_s = Case(view, View(slots, None, PARAMS), 0.0, ALL_FIT).cost_s(1) - 1.0
     assert rounded(loss) == (Obstacle.BUSY, round(dearer_s, 6))
     assert dearer_s > 1
 
@@ -65,12 +65,17 @@ def test_what_it_destroys_counts_as_the_rules_count_it() -> None:
 def test_nothing_is_lost_on_the_best_slot_or_beside_one_that_was_free() -> None:
     slots = [slot(0, **HELD), slot(1)]
     for chosen in (0, 1):
-        assert regret.of_slot(waiting(HOME, STRANGER), slots, ALL_FIT, chosen, PARAMS) is None
+        assert (
+            regret.of_slot(waiting(HOME, STRANGER), View(slots, None, PARAMS), ALL_FIT, chosen)
+            is None
+        )
 
 
 def test_a_slot_that_is_too_small_is_no_loss() -> None:
     slots = [slot(0, idle=False, **HELD), slot(1)]
-    assert regret.of_slot(waiting(HOME, STRANGER), slots, [False, True], 1, PARAMS) is None
+    assert (
+        regret.of_slot(waiting(HOME, STRANGER), View(slots, None, PARAMS), [False, True], 1) is None
+    )
 
 
 def test_every_reason_to_wait_has_its_obstacle() -> None:
