@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from policies.affinity import learned_gap_s
 from policies.cost import prefill_s, run_s
 from policies.params import Cost
 
@@ -35,11 +34,3 @@ def test_a_run_ends_by_its_limit_or_by_what_is_expected() -> None:
     assert run_s(cost, 0, 1000, 10) == pytest.approx(1 + 1)
     assert run_s(cost, 0, 1000, 9999) == pytest.approx(1 + 5)
     assert run_s(cost, 900, 1000, -1) == pytest.approx(0.1 + 5)
-
-
-def test_the_typical_pause_follows_the_pauses_seen() -> None:
-    gap_s = 60.0
-    for _ in range(100):
-        gap_s = learned_gap_s(gap_s, 0.5)
-    assert gap_s == pytest.approx(0.5, rel=0.02)
-    assert learned_gap_s(gap_s, 0.0) > 0
