@@ -7,8 +7,12 @@ const PARTS = ["cached", "computed", "unread", "answer"];
 let sections = 0;
 
 export function drawProfiles(status, passed_s) {
-  list(byId("lanes"), Object.entries(status.profiles), ([name]) => name, makeProfile,
-    (view, [name, profile]) => drawProfile(view, name, profile, status.engines, passed_s));
+  const profiles = Object.entries(status.profiles);
+  const first = profiles.find(([, profile]) => slotsOf(profile).length)?.[0]; // one legend for all
+  list(byId("lanes"), profiles, ([name]) => name, makeProfile, (view, [name, profile]) => {
+    show(view.keys, name === first);
+    drawProfile(view, name, profile, status.engines, passed_s);
+  });
 }
 
 function makeProfile() {
@@ -16,6 +20,7 @@ function makeProfile() {
   const view = {
     name: h("span"),
     about: h("small"),
+    keys: legend(),
     banner: h("p", { class: "banner" }),
     lanes: h("ul", { class: "lanes" }),
     title: h("h3", { id: `${id}-waiting` }),
@@ -26,7 +31,7 @@ function makeProfile() {
   view.title.append("Waiting ", view.count);
   view.scroll = h("div", { class: "scroll", role: "region", "aria-labelledby": `${id}-waiting` }, view.line);
   view.root = h("section", { class: "card", "aria-labelledby": id },
-    h("h2", { id }, view.name, " ", view.about), legend(), view.banner, view.lanes,
+    h("h2", { id }, view.name, " ", view.about), view.keys, view.banner, view.lanes,
     view.title, view.none, view.scroll);
   return view;
 }
@@ -44,11 +49,14 @@ function drawProfile(view, name, profile, engines, passed_s) {
   say(view.name, name);
   say(view.about, `${profile.running} of ${profile.max_running} running${build(up)}`);
   drawBanner(view.banner, own, up);
-  const several = Object.keys(profile.engines).length > 1;
-  const slots = Object.entries(profile.engines).flatMap(([engine, { slots: all }]) =>
-    all.map((slot) => ({ ...slot, label: several ? `${engine}/${slot.id_slot}` : `${slot.id_slot}` })));
-  list(view.lanes, slots, (slot) => slot.label, makeLane, (lane, slot) => drawLane(lane, slot, passed_s));
+  list(view.lanes, slotsOf(profile), (slot) => slot.label, makeLane, (lane, slot) => drawLane(lane, slot, passed_s));
   drawLine(view, profile.waiting, passed_s);
+}
+
+function slotsOf(profile) {
+  const several = Object.keys(profile.engines).length > 1;
+  return Object.entries(profile.engines).flatMap(([engine, { slots }]) =>
+    slots.map((slot) => ({ ...slot, label: several ? `${engine}/${slot.id_slot}` : `${slot.id_slot}` })));
 }
 
 function build(up) {
@@ -63,7 +71,8 @@ function drawBanner(banner, own, up) {
   if (!own.length) told.push("No engine has been started.");
   for (const [name, engine] of up)
     if (engine.pins === false) told.push(`Engine ${name} serves without pins: ${engine.text}`);
-  mark(banner, "data-level", up.length ? "note" : "down");
+  const isComing = own.some(([, engine]) => ["starting", "probing"].includes(engine.state));
+  mark(banner, "data-level", up.length || isComing ? "note" : "down");
   say(banner, told.join(" "));
   show(banner, told.length > 0);
 }
