@@ -24,7 +24,10 @@ _BAD_ANSWERS = (
     ValueError,
     AttributeError,
 )
-_SLACK_TOKENS = 4  # a model may compute its last tokens again
+# A model may compute its last tokens again. One that cannot roll back (a sliding window, a
+# recurrent state) resumes from a checkpoint, and the engine makes that four tokens before a
+# prompt's end: it keeps five fewer. A slot that was cleared keeps none.
+_SLACK_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
