@@ -36,7 +36,7 @@ from proxy.tokenize import Tokenizer
 PROVE_S = 120.0
 TURN_CHARS = 1700  # some 500 tokens of code
 TURNS = 40
-TIMES_ANEW = 7
+TIMES_ANEW = 5
 PAUSES_S = (0.0, 0.5)  # before each turn; after some rest caches are cold and processes asleep
 WIDTH = 100  # of the table, also where it goes into a file
 BIG_BYTES = 30_000_000
@@ -102,15 +102,20 @@ async def differences(
 # ------------------------------------------------------------ cost
 
 
-def conversation(tokens: int) -> tuple[list[dict[str, Any]], Callable[[], list[dict[str, Any]]]]:
-    """An agent's messages of about so many tokens, and what gives the two of the next turn."""
+def conversation(
+    tokens: int, start: int = 0
+) -> tuple[list[dict[str, Any]], Callable[[], list[dict[str, Any]]]]:
+    """An agent's messages of about so many tokens, and what gives the two of the next turn.
+
+    ``start``: where in the corpus it begins, characters; two that lie apart hold other texts.
+    """
     text = code_text()
-    place = 0
+    place = start
 
     def some(chars: int) -> str:
         nonlocal place
         place += chars
-        return text[(place - chars) % 2_000_000 :][:chars]
+        return text[(place - chars) % len(text) :][:chars]
 
     def turn(user: int = TURN_CHARS - 500, answer: int = 500) -> list[dict[str, Any]]:
         return [
@@ -119,7 +124,7 @@ def conversation(tokens: int) -> tuple[list[dict[str, Any]], Callable[[], list[d
         ]
 
     messages = [{"role": "system", "content": some(6000)}, {"role": "user", "content": some(900)}]
-    while place < tokens * 3.6:
+    while place - start < tokens * 3.6:
         messages += turn(5000, 700)
     return messages, turn
 
@@ -144,7 +149,8 @@ async def costs(path: Path, url: str, tokens: int) -> list[Row]:
         ]
         for pause_s in PAUSES_S:
             text = await known.text(engine, body, known.plan(body))
-            turns = Turns(await anew(tokenizer, known, text))
+            turns = Turns(await anew(tokenizer, engine, known, tokens))
+            await known.prompts.encode(text)
             for _ in range(TURNS):
                 messages += turn()
                 await asyncio.sleep(pause_s)
@@ -159,11 +165,17 @@ async def costs(path: Path, url: str, tokens: int) -> list[Row]:
         return [*rows, ("kept (MB of at most)", f"{kept / 1e6:.1f}", f"{most / 1e6:.0f}", "")]
 
 
-async def anew(tokenizer: Tokenizer, known: Knowledge, text: str) -> list[float]:
-    """Times of encoding it with nothing kept, in ms."""
+async def anew(
+    tokenizer: Tokenizer, engine: EngineClient, known: Knowledge, tokens: int
+) -> list[float]:
+    """Times of encoding so many tokens with nothing kept, in ms; another text each time, because
+    the library itself remembers words."""
     assert known.prompts is not None
     times: list[float] = []
-    for _ in range(TIMES_ANEW):
+    for n in range(1, 1 + TIMES_ANEW):
+        messages, _ = conversation(tokens, start=n * len(code_text()) // (1 + TIMES_ANEW))
+        body = {"messages": messages}
+        text = await known.text(engine, body, known.plan(body))
         tokenizer.segments.clear()
         tokenizer.trails.clear()
         ms, _ = await timed(known.prompts.encode(text))
