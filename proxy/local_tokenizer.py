@@ -26,6 +26,7 @@ class HereEncoder:
     """A local tokenizer in this process, which encodes at once."""
 
     def __init__(self, encoder: LocalEncoder) -> None:
+        encoder.learn_words()
         self._encoder = encoder
 
     async def encode(self, segments: Sequence[str]) -> list[bytes]:
