@@ -159,7 +159,7 @@ class Headroom:
 
 def memory_shortage(need_bytes: int, room: Headroom) -> str | None:
     """Why a request that needs so much does not fit, in words; None: it fits."""
-    if room.available >= room.floor and need_bytes <= room.free and not room.pressed:
+    if need_bytes <= room.free and not room.pressed:
         return None
     told = f"MemAvailable {gib(room.available)} GiB, floor {gib(room.floor)}"
     promised = room.reserved + room.loading
@@ -169,7 +169,7 @@ def memory_shortage(need_bytes: int, room: Headroom) -> str | None:
         small = need_bytes < GIB // 10
         told += ", this request needs "
         told += f"{max(1, round(need_bytes / MIB))} MiB" if small else gib(need_bytes)
-    if need_bytes <= room.free and room.available >= room.floor:
+    if need_bytes <= room.free:
         told += f", tasks stand still for it {room.stalled:.0f} % of the time"
     return f"memory is almost full ({told})"
 

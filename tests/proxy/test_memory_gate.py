@@ -100,6 +100,8 @@ def test_a_figure_that_cannot_be_read_admits_nothing_and_ends_nothing() -> None:
     w.sample(50)
     w.arrive("first", 30_000)
     w.feed(finished("first", 30_000))
+    for gib in (5, 5, None, 5, 5):
+        assert w.sample(gib) == []
     for _ in range(20):
         assert w.sample(None, text="meminfo: no such file") == []
     assert w.arrive("a") == []
