@@ -21,10 +21,10 @@ TRACES = (
 )
 SEED = 1
 PARK_TOKENS = 90_000
-MOST_PROMPT = 16_384  # tokens: a session ends before a longer prompt
+MOST_PROMPT = 12_000  # tokens: a session ends before a longer prompt
 MOST_OUTPUT = 32  # tokens of an answer
-TOTAL = 40  # sessions
-MOST_CALLS = 16  # of a session
+TOTAL = 32  # sessions
+MOST_CALLS = 12  # of a session
 _REST_S = 0.3  # longer than a call takes
 THINK_S = 9.0  # median of pauses that were not recorded
 THINK_SCALE = 1 / 30  # the tiny model reads as much faster than a big one
@@ -33,17 +33,16 @@ THINK_SCALE = 1 / 30  # the tiny model reads as much faster than a big one
 def four_arms(bench: Bench, ram_tokens: int) -> list[Arm]:
     """Everybody with the same slots and the same RAM cache."""
     bare = f"bare -np {SLOTS}"
-    return [
+    no_snapshots = "--no-cache-idle-slots"
+    arms = [
         bench.bare(bare, SLOTS, ram_tokens=ram_tokens),
-        bench.bare(
-            f"{bare} --no-cache-idle-slots",
-            SLOTS,
-            "--no-cache-idle-slots",
-            ram_tokens=ram_tokens,
-        ),
+        bench.bare(f"{bare} {no_snapshots}", SLOTS, no_snapshots, ram_tokens=ram_tokens),
         bench.session_pin("session-pin", SLOTS, ram_tokens),
         bench.slotwise("slotwise", SLOTS, ram_tokens=ram_tokens),
     ]
+    if not ram_tokens:
+        del arms[1]  # nothing is saved anyway
+    return arms
 
 
 def shorter(script: Script, tokens: dict[str, Tokens], most: int) -> Script:
@@ -123,7 +122,7 @@ def alone(bench: Bench, quick: bool) -> str:
     about = []
     for name in ("sweagent", "miniswe"):
         wanted = Wanted(
-            calls=4 if quick else 40, most_output=MOST_OUTPUT, think_s=THINK_S, seed=SEED
+            calls=4 if quick else MOST_CALLS, most_output=MOST_OUTPUT, think_s=THINK_S, seed=SEED
         )
         script = of_calls(trace.read(name), replace(wanted, sessions=SLOTS))
         tokens = bench.tokens(script)
@@ -133,6 +132,7 @@ def alone(bench: Bench, quick: bool) -> str:
             found, played = table(bench, script, tokens, ram_tokens, label)
             rows += found
         about.append(f"{name}: {_size(script, tokens)}.")
+    about.append(f"The first {MOST_CALLS} calls of each session.")
     return f"{' '.join(about)} {_PAUSES}\n\n{markdown_table(rows)}\n\n{launches(played)}"
 
 

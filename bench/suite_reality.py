@@ -155,11 +155,10 @@ def _compared(
     rules = bench.rules(None, ram_tokens)
     params, faults = from_mapping(rules)
     assert not faults
-    simulated = arms.arms(SIMULATED, SLOTS, ram_tokens, params)
+    names = [name for name in SIMULATED if ram_tokens or name != _NO_SNAPSHOTS]
+    simulated = arms.arms(names, SLOTS, ram_tokens, params)
     rows = []
     for arm, model in zip(four_arms(bench, ram_tokens), simulated, strict=True):
-        if not ram_tokens and model.name == _NO_SNAPSHOTS:
-            continue  # without a RAM cache it is the default
         real = figures(bench.play(arm, script, think_scale=THINK_SCALE).outcome)
         batch = _SLOTWISE_BATCH if model.name == arms.SLOTWISE else _BARE_BATCH
         costs = cost.model_copy(update={"batch_tokens": batch})
