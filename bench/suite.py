@@ -98,7 +98,8 @@ def _one(name: str, bench: Bench, options: argparse.Namespace) -> None:
     words = ["slotwise", "bench", "--only", name, *(["--quick"] if options.quick else [])]
     if options.binary:
         words += ["--binary", Path(options.binary).name]
-    head = f"# {SUITE[name].what.capitalize()}\n\n`{shlex.join(words)}`\n\n"
+    what = SUITE[name].what
+    head = f"# {what[0].upper()}{what[1:]}\n\n`{shlex.join(words)}`\n\n"
     text = f"{head}{body}\n\n{_machine(load)} Took {seconds:.0f} s.\n"
     folder: Path = options.out or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
