@@ -121,6 +121,10 @@ def _as_guest(case: Case) -> Verdict:
         return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
     loss_s, _, index = min((case.loss_s(i), slots[i].id.id_slot, i) for i in idle)
     wait_s = guest.wait_before_breaking_s(loss_s, params)
+    soon_s = guest.another_ends_in_s(slots, params)
+    if soon_s < loss_s and case.waited_s < params.guest.guest_max_wait_s:
+        left_s = params.guest.guest_max_wait_s - case.waited_s
+        return Hold(Reason.HELD, f"another guest's slot is free in {soon_s:.1f} s", left_s)
     if case.waited_s >= wait_s:
         return _place(case, index, Rule.GUEST, f"destroys {loss_s:.1f} s after {wait_s:.1f} s")
     return Hold(

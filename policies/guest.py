@@ -61,6 +61,13 @@ def _rank(slot: SlotView, params: Params) -> int | None:
     return 3 if slot.idle_s >= params.guest.protect_s else None
 
 
+def another_ends_in_s(slots: Sequence[SlotView], params: Params) -> float:
+    """How soon a slot is free that a guest has now, who destroyed what was there already."""
+    if not params.guest.follow:
+        return float("inf")
+    return min((s.run_left_s for s in slots if s.guest and not s.idle), default=float("inf"))
+
+
 def wait_before_breaking_s(loss_s: float, params: Params) -> float:
     """How long a guest waits before it may destroy this much."""
     knobs = params.guest

@@ -63,6 +63,7 @@ class Guest:
     protect_s: float = _knob(600, "s", 0, 86400, "a recent conversation is left alone")
     break_after_s: float = _knob(0, "s", 0, 3600, "before that it displaces nobody")
     break_ratio: float = _knob(2, "s/s", 0, 1000, "seconds destroyed per second waited")
+    follow: bool = _switch("off: it does not wait for the slot that another guest has now")
     guest_max_wait_s: float = _knob(60, "s", 0, 3600, "then it takes the cheapest slot")
 
 

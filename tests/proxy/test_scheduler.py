@@ -242,6 +242,27 @@ def test_a_guest_waits_before_it_displaces_a_live_conversation() -> None:
     assert dispatches(tick(s, 8.8)) == [("t", 0, "guest")]
 
 
+def test_a_guest_waits_for_the_slot_of_another_that_ends_soon() -> None:
+    s = scheduler(slots=2)
+    resident(s, "a", 0)
+    seat = resident(s, "b", 0)
+    first = title("t1")
+    s.handle(RequestArrived(replace(first.request, max_tokens=20)), 1)
+    assert dispatches(tick(s, 30)) == [("t1", seat, "guest")]
+    # 20 s would be lost on the other slot, and more than ten were waited for the first
+    assert dispatches(s.handle(title("t2"), 30.1)) == []
+    assert dispatches(tick(s, 45)) == []
+    assert dispatches(s.handle(finished("t1"), 46)) == [("t2", seat, "guest")]
+
+
+def test_waiting_for_another_guest_can_be_switched_off() -> None:
+    s = scheduler(slots=2, guest={"follow": False, "break_ratio": 1000})
+    resident(s, "a", 0)
+    resident(s, "b", 0)
+    assert len(dispatches(s.handle(title("t1"), 1)) + dispatches(tick(s, 2))) == 1
+    assert len(dispatches(s.handle(title("t2"), 3)) + dispatches(tick(s, 4))) == 1
+
+
 def test_a_guest_takes_the_cheapest_slot_after_its_longest_wait() -> None:
     s = scheduler(slots=2, guest={"break_ratio": 0, "guest_max_wait_s": 60})
     resident(s, "a", 0, n=40_000)
