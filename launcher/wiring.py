@@ -7,6 +7,7 @@ side of one thing stand next to each other. Values only, nothing is started.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,19 +48,29 @@ def role(profile: Profile, by_name: Mapping[str, Planned]) -> Role:
 def served(profile: Profile, planned: Planned | None) -> ServedProfile:
     """A profile as the driver knows it; ``planned``: of an engine that slotwise starts."""
     windows, peak_gib = profile.server.windows, profile.memory.peak_gib
+    grows = growth(profile, planned)
     return ServedProfile(
         name=profile.name,
         aliases=profile.aliases,
-        params=params.from_mapping(profile.sections["policy"])[0],
+        params=_rules(profile, grows),
         tokenizer=_tokenizer_of(profile),
         normalize=normalize.from_mapping(profile.sections["normalize"])[0],
         kinds=kinds.from_mapping(profile.sections["kinds"])[0],
         cache_ram_mib=profile.server.cache_ram_mib,
         kv_unified=profile.server.kv_unified,
         windows=tuple(windows) if windows is not None else None,
-        growth=growth(profile, planned),
+        growth=grows,
         peak_bytes=round(peak_gib * 2**30) if peak_gib is not None else None,
     )
+
+
+def _rules(profile: Profile, grows: Growth) -> params.Params:
+    """The profile's rules; how many tokens the RAM cache holds follows from the model's sizes."""
+    rules = params.from_mapping(profile.sections["policy"])[0]
+    if rules.keep.park_tokens or not grows.kv_bytes_per_token:
+        return rules
+    tokens = grows.cache_ram_bytes // grows.kv_bytes_per_token
+    return replace(rules, keep=replace(rules.keep, park_tokens=tokens))
 
 
 def growth(profile: Profile, planned: Planned | None) -> Growth:

@@ -121,7 +121,8 @@ class Keep:
     keep_gaps: float = _knob(20, "pauses", 0, 1000, "nor longer than so many typical pauses")
     above: float = _knob(0.5, "ratio", 0, 100, "of live contexts over what slots and park hold")
     keep_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of a newcomer's wait for it")
-    park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what the RAM cache holds beside")
+    park: bool = _switch("off: what the engine's RAM cache holds is not counted on")
+    park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what that holds; 0: by its MiB")
     restore_tps: float = _knob(200_000, "tokens/s", 1, 1e9, "a state comes back from there")
 
 

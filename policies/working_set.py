@@ -58,7 +58,7 @@ class WorkingSet(NamedTuple):
         if not slots or not wanted:
             return cls(0.0, 0.0)
         mean = tokens / wanted
-        parked = params.keep.park_tokens / mean if mean else 0.0
+        parked = params.keep.park_tokens / mean if mean and params.keep.park else 0.0
         capacity = slots + parked
         return cls(warm / capacity, wanted / capacity)
 

@@ -143,7 +143,8 @@ class Scheduler:
             SlotMirror(SlotId(event.engine, i), window, since=now)
             for i, window in enumerate(event.windows)
         ]
-        park = Park(profile.params.keep.park_tokens)
+        keep = profile.params.keep
+        park = Park(keep.park_tokens if keep.park else 0)
         profile.add_engine(
             Engine(event.engine, event.profile, mirrors, event.pool, event.pins, park)
         )
