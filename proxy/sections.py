@@ -49,12 +49,19 @@ class _Found(NamedTuple):
 
 
 # Turns of models whose template writes what their vocabulary does not know as special tokens.
-_MARKER = re.compile(r"<\|[a-z_]{2,24}\|>|</?(?:start|end)_of_turn>|\[/?INST\]|</s>")
+# Each is looked for only where the text in it that is quickly found occurs at all.
+_MARKERS = {
+    "<|": re.compile(r"<\|[a-z_]{2,24}\|>"),
+    "_of_turn>": re.compile(r"</?(?:start|end)_of_turn>"),
+    "INST]": re.compile(r"\[/?INST\]"),
+    "</s>": re.compile(r"</s>"),
+}
 
 
 def markers(text: str) -> list[tuple[int, int]]:
-    """Spans of what looks like the special tokens of a chat template."""
-    return [match.span() for match in _MARKER.finditer(text)]
+    """Spans of what looks like the special tokens of a chat template, in order."""
+    searches = [search for part, search in _MARKERS.items() if part in text]
+    return sorted(match.span() for search in searches for match in search.finditer(text))
 
 
 class Specials:
