@@ -28,7 +28,6 @@ from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
 from proxy.driver import Driver
 from proxy.events import Level, Reclaim
-from proxy.process_memory import own_bytes
 
 log = logging.getLogger("slotwise")
 LEAST_CACHE_MIB = 512  # a RAM cache below this is given up rather than halved
@@ -94,7 +93,8 @@ class Engines:
         memory.sampled = self._sampled
         memory.reclaimer.unload = self._reclaim
         if memory.watch is not None:
-            memory.watch.loading_bytes = lambda: models.loading_bytes(own_bytes)
+            taken = memory.watch.taken_bytes
+            memory.watch.loading_bytes = lambda: models.loading_bytes(taken)
 
     def _sampled(self, reclaiming: bool) -> None:
         if self._residents is not None:

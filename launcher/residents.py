@@ -112,13 +112,10 @@ class Residents:
             self.roles.ready(name, self._now())
             self._show()
 
-    def loading_bytes(self, taken: Callable[[int], int | None]) -> int:
-        """What models that load are still to take; ``taken``: by a process, of its own memory."""
-        left = 0
-        for name, claim_bytes in self.roles.loading().items():
-            pid = self._engines.pid(name)
-            left += max(0, claim_bytes - ((taken(pid) if pid else None) or 0))
-        return left
+    def loading_bytes(self, taken: Callable[[str, int | None], int]) -> int:
+        """What models that load are still to take; ``taken``: by a name and its process so far."""
+        claims = self.roles.loading().items()
+        return sum(max(0, claim - taken(name, self._engines.pid(name))) for name, claim in claims)
 
     def sampled(self, headroom: Headroom | None, calm: bool) -> None:
         """A sample; begins what is due."""

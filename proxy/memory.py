@@ -20,6 +20,7 @@ from proxy.process_memory import own_bytes, pss_bytes
 log = logging.getLogger(__name__)
 
 _PARTS_EVERY_S = 5.0
+_GPU_PART_BYTES = 2**29  # a fall of what is available beyond a process's own that a GPU explains
 SLOTWISE, OTHER = "slotwise", "other"
 
 
@@ -80,10 +81,18 @@ class MemoryWatch:
         if pid:
             # Beside it others may have taken some of it; a little is no GPU's part.
             device = max(0, fell - own) if fell is not None and own is not None else 0
-            device = device if own is not None and device > max(own // 4, 2**29) else 0
+            device = device if own is not None and device > max(own // 4, _GPU_PART_BYTES) else 0
             self._engines[engine] = EngineMemory(pid, own, device)
             return own + device if own is not None else fell
         return fell
+
+    def taken_bytes(self, engine: str, pid: int | None) -> int:
+        """What an engine that loads has taken so far. Of what a GPU holds only the fall of what is
+        available tells; a small fall is not taken for that, others may have caused it."""
+        own = (own_bytes(pid) if pid else None) or 0
+        before, now = self._before.get(engine), self.reading.available_bytes
+        fell = before - now if before is not None and now is not None else 0
+        return fell if fell - own > _GPU_PART_BYTES else own
 
     def engine_gone(self, engine: str) -> None:
         self._engines.pop(engine, None)

@@ -255,7 +255,7 @@ async def test_what_is_asked_for_again_and_again_is_written_once_a_minute(tmp_pa
     assert len(list(w.journal())) == 3
     w.models.sampled(room(50), calm=True)
     assert w.models.wanted("d")
-    assert w.models.loading_bytes(lambda pid: 2 * GIB) == 7 * GIB
+    assert w.models.loading_bytes(lambda name, pid: 2 * GIB) == 7 * GIB
 
 
 def test_a_journal_that_cannot_be_written_is_said_once_and_changes_nothing(
