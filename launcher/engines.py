@@ -171,6 +171,8 @@ class Engines:
 
     def on_lost(self, engine: str, loss: Loss) -> None:
         self._meters.lost(engine)
+        if self._residents is not None:
+            self._residents.lost(engine)
         self._driver.engine_down(engine, loss.cause.value, loss.text)
 
 

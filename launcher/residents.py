@@ -113,9 +113,20 @@ class Residents:
             self._show()
 
     def loading_bytes(self, taken: Callable[[str, int | None], int]) -> int:
-        """What models that load are still to take; ``taken``: by a name and its process so far."""
-        claims = self.roles.loading().items()
-        return sum(max(0, claim - taken(name, self._engines.pid(name))) for name, claim in claims)
+        """What models that load are still to take; ``taken``: by a name and its process so far.
+        One whose process is gone, until it is tried again, takes nothing from anybody."""
+        left = 0
+        for name, claim_bytes in self.roles.loading().items():
+            pid = self._engines.pid(name)
+            if pid is not None:
+                left += max(0, claim_bytes - taken(name, pid))
+        return left
+
+    def lost(self, name: str) -> None:
+        """An engine is gone that was not unloaded: it is started again, and loads."""
+        if name in self.roles.states():
+            self.roles.lost(name, self._now())
+            self._show()
 
     def sampled(self, headroom: Headroom | None, calm: bool) -> None:
         """A sample; begins what is due."""

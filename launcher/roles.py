@@ -120,6 +120,12 @@ class Roles:
     def ready(self, name: str, now: float) -> None:
         self._enter(self._members[name], State.LOADED, now)
 
+    def lost(self, name: str, now: float) -> None:
+        """It ended by itself and is started again. Nothing where it had to go."""
+        member = self._members[name]
+        if member.state is State.LOADED:
+            self._enter(member, State.LOADING, now)
+
     def measured(self, name: str, size_bytes: int) -> None:
         """A main model took so much at load: that is what it needs to come back. An engine that
         somebody else runs has no role here, and comes and goes as it likes."""

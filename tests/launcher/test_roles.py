@@ -166,6 +166,19 @@ def test_a_main_model_that_was_stopped_comes_back_first_by_what_it_took(
     assert found == came
 
 
+def test_one_that_ended_by_itself_loads_again_and_one_that_had_to_go_does_not() -> None:
+    models = loaded(small("a", 5), small("b", 5, 2))
+    models.unload("b", 0.0, "x")
+    for name in ("a", "b"):
+        models.lost(name, 1.0)
+    assert models.states() == {
+        "main": State.LOADED,
+        "a": State.LOADING,
+        "b": State.UNLOADED,
+    }
+    assert models.loading() == {"a": 5 * GIB}
+
+
 class Engines:
     """Processes that start and end at once."""
 
@@ -256,6 +269,8 @@ async def test_what_is_asked_for_again_and_again_is_written_once_a_minute(tmp_pa
     w.models.sampled(room(50), calm=True)
     assert w.models.wanted("d")
     assert w.models.loading_bytes(lambda name, pid: 2 * GIB) == 7 * GIB
+    w.engines.running.clear()  # its process ended: it takes nothing until it is tried again
+    assert w.models.loading_bytes(lambda name, pid: 2 * GIB) == 0
 
 
 def test_a_journal_that_cannot_be_written_is_said_once_and_changes_nothing(
