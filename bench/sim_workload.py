@@ -74,6 +74,8 @@ class Ask:
     tool_calls: bool = False  # what the answer asks for
     with_guest: Ask | None = None  # sent together with it
     says_limit: bool = False  # whether the request names ``output`` as its limit; guests do
+    kind: str = "chat"
+    stream: bool = True
 
 
 @dataclass(slots=True)

@@ -159,9 +159,10 @@ class _Simulation:
             first_user_end=row.first_user_end,
             turns=row.turns,
             max_tokens=ask.output if ask.guest or ask.says_limit else None,
-            stream=True,
+            stream=ask.stream,
             key=ask.client,
             session="" if ask.guest or self._workload.open_loop else row.session,
+            kind=ask.kind,
         )
         self._feed(RequestArrived(request), now)
 

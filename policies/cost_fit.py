@@ -18,6 +18,7 @@ from policies.params import Cost
 
 _PULL = 0.1  # of the first values' proportions, in reports
 _SETTLED = 8  # reports, after which one that is far off counts as an exception
+_MANY, _EVERY = 64, 5  # reports, after which each so many-th is solved for
 _MOST_RATIO = 4.0  # that an exception is taken to be off
 _LEAST_S, _MOST_S = 1e-6, 864_000.0  # no report is shorter or longer
 # So that a coefficient whose first value is 0 can be found: its unit, in the linear one's.
@@ -79,8 +80,9 @@ def prompt_read(fit: Fit, n0: int, n1: int, seconds: float) -> Fit:
         prefill_s(first, n0, n1),
         first.fit_requests,
     )
+    told = replace(fit, prefill=sums, reports=fit.reports + 1)
     names = ("prefill_c_s", "prefill_a_s", "prefill_b_s")
-    return _fitted(replace(fit, prefill=sums), sums, names, units)
+    return _fitted(told, sums, names, units)
 
 
 def tokens_generated(fit: Fit, tokens: int, seconds: float, sequences: float) -> Fit:
@@ -98,7 +100,8 @@ def tokens_generated(fit: Fit, tokens: int, seconds: float, sequences: float) ->
         first.fit_requests,
     )
     units = (alone_s, max(first.decode_more_s, alone_s / 4))
-    return _fitted(replace(fit, decode=sums), sums, ("decode_s", "decode_more_s"), units)
+    told = replace(fit, decode=sums, reports=fit.reports + 1)
+    return _fitted(told, sums, ("decode_s", "decode_more_s"), units)
 
 
 def _added(
@@ -126,7 +129,9 @@ def _added(
 
 
 def _fitted(fit: Fit, sums: Sums, names: Sequence[str], units: Sequence[float]) -> Fit:
-    """The coefficients of these names anew."""
+    """The coefficients of these names anew; when many were told, one more moves them little."""
+    if fit.reports > _MANY and fit.reports % _EVERY:
+        return fit
     scale = math.exp(sums.log_scale / (sums.weight + 1))  # the first values count as one report
     units = [unit * scale for unit in units]
     square = [
@@ -141,7 +146,7 @@ def _fitted(fit: Fit, sums: Sums, names: Sequence[str], units: Sequence[float]) 
     for name, unit, value in zip(names, units, _not_negative(square, moment), strict=True):
         low, high = _BOUNDS[name]
         values[name] = min(max(value * unit, low), high)
-    return replace(fit, cost=replace(fit.cost, **values), reports=fit.reports + 1)
+    return replace(fit, cost=replace(fit.cost, **values))
 
 
 def _not_negative(square: list[list[float]], moment: list[float]) -> list[float]:

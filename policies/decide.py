@@ -142,7 +142,8 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
         return _kept(case)
     if not idle:
         if home is not None:
-            return Hold(Reason.HOME_BUSY, f"{slots[home].id} and all other slots are at work")
+            why = f"its home {slots[home].id} and all other slots are at work"
+            return Hold(Reason.SLOTS_BUSY, why)
         return _hold(case)
     if not params.affinity.enabled:
         index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))

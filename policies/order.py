@@ -31,28 +31,55 @@ class Promotion(StrEnum):
 PROMOTES = {Class.OVERTAKEN: Promotion.OVERTAKEN, Class.PROMOTED_GUEST: Promotion.GUEST}
 
 
-class Rank(NamedTuple):
-    """Sort key: class, then the key that was served least, then the oldest conversation."""
+class Turn(IntEnum):
+    """Smallest first. A key that floods makes its own requests wait: they are not overtaken by
+    those of keys that were served less."""
 
+    SERVED_LESS = 0  # its key was, than every key with a request that was overtaken too long
+    OVERTAKEN = 1
+    USUAL = 2
+
+
+class Rank(NamedTuple):
+    """Sort key: turn, class, then the key that was served least, then the oldest conversation."""
+
+    turn: Turn
     place: Class
     service: int  # steps
     began: float  # s
     arrived: float  # s
 
 
-def rank(waiting: WaitingView, guest: bool, waited_s: float, params: Params) -> Rank:
+def steps(waiting: WaitingView, params: Params) -> int:
+    """What its key was served lately, in steps: less is no difference between keys."""
+    knobs = params.order
+    return int(waiting.service_s / knobs.service_step_s) if knobs.by_service else 0
+
+
+def is_overdue(waited_s: float, params: Params) -> bool:
+    """Whether others may go before it no longer."""
+    return params.order.enabled and waited_s >= params.order.max_overtake_s
+
+
+def rank(
+    waiting: WaitingView, guest: bool, waited_s: float, params: Params, overdue: int | None = None
+) -> Rank:
     """Where a request stands. Nobody is overtaken too long; then guests that waited; then those
-    whose conversation a slot still holds; then newcomers; then new guests."""
+    whose conversation a slot still holds; then newcomers; then new guests.
+
+    ``overdue``: the fewest steps of a key with a request that was overtaken too long; None: none.
+    """
     knobs = params.order
     arrived = waiting.arrived
     if not knobs.enabled:
-        return Rank(Class.NEWCOMER, 0, arrived, arrived)
-    if waited_s >= knobs.max_overtake_s:
-        return Rank(Class.OVERTAKEN, 0, arrived, arrived)
+        return Rank(Turn.USUAL, Class.NEWCOMER, 0, arrived, arrived)
+    service = steps(waiting, params)
+    if is_overdue(waited_s, params):
+        return Rank(Turn.OVERTAKEN, Class.OVERTAKEN, service, arrived, arrived)
     if guest:
         place = Class.PROMOTED_GUEST if waited_s >= knobs.promote_s else Class.NEW_GUEST
     else:
         place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
-    service = int(waiting.service / knobs.service_step) if knobs.by_service else 0
     began = waiting.session_began if knobs.by_session else arrived
-    return Rank(place, service, began, arrived)
+    turn = Turn.SERVED_LESS if overdue is not None and service < overdue else Turn.USUAL
+    return Rank(turn, place, service, began, arrived)

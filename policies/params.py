@@ -107,7 +107,7 @@ class Order:
     by_session: bool = _switch("off: by the request's arrival, not its conversation's")
     by_service: bool = _switch("off: all keys are alike")
     service_half_life_s: float = _knob(60, "s", 1, 86400, "what a key was served is forgotten")
-    service_step: int = _knob(4096, "tokens", 1, 1_000_000, "less is no difference between keys")
+    service_step_s: float = _knob(24, "s", 0.001, 86400, "less is no difference between keys")
     background: bool = _switch("off: side jobs start beside a prompt that is being read")
     background_max_wait_s: float = _knob(120, "s", 0, 86400, "the bound of a side job's wait")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from policies import order
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s
 from policies.case import View
-from policies.cost import run_s
+from policies.cost import prefill_s, run_s
 from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
@@ -112,11 +113,24 @@ class Profile:
             owns=False,
             session_began=context.began,
             new_session=is_new,
-            service=self.services.of(request.key, now),
         )
         waiter = Waiter(view, now + limit_s, context, since=now)
         waiter.restart(self.mirrors)
         self.waiters[request.id] = waiter
+
+    def weigh(self, now: float) -> int | None:
+        """Note what the key of everyone who waits was served by now. Returns the fewest steps of
+        a key with a request that was overtaken too long; None: there is none."""
+        served: dict[str, float] = {}
+        overdue: list[int] = []
+        for waiter in self.waiters.values():
+            view, key = waiter.view, waiter.view.request.key
+            if key not in served:
+                served[key] = self.services.of(key, now)
+            view.service_s = served[key]
+            if order.is_overdue(now - view.arrived, self.params):
+                overdue.append(order.steps(view, self.params))
+        return min(overdue, default=None)
 
     def drop_waiter(self, id: str, now: float) -> bool:
         """A request leaves the queue unplaced. False: it does not wait (any more)."""
@@ -161,6 +175,13 @@ class Profile:
     def waits_for_memory(self) -> bool:
         """Whether a sample of the machine's memory may let somebody go on."""
         return any(w.reason is Reason.MEMORY for w in self.waiters.values())
+
+    def serve(self, running: Running, cached: int | None, generated: int, now: float) -> None:
+        """Charge a request's key with the engine's work for it. ``cached`` None: as expected."""
+        known = running.expected if cached is None else cached
+        cost = self.params.cost
+        work_s = prefill_s(cost, known, len(running.request.tokens)) + generated * cost.decode_s
+        self.services.add(running.request.key, work_s, now)
 
     def reading(self, now: float) -> list[Running]:
         """The running requests whose prompts are being read."""

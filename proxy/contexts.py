@@ -12,7 +12,6 @@ from policies.working_set import Context
 _MOST_CONTEXTS = 512
 _MOST_KEYS = 1024
 BACKGROUND_KINDS = (SIDE_JOB, "summary")
-_OUTPUT_WEIGHT = 2  # a generated token costs about as much as two that are read
 
 
 class Contexts:
@@ -71,23 +70,23 @@ class Contexts:
 
 
 class Services:
-    """What each key was served lately: uncached prompt tokens and generated ones, decayed."""
+    """What each key was served lately: seconds of the engine's work, by the costs, decayed."""
 
     def __init__(self, params: Params) -> None:
         self._half_life_s = params.order.service_half_life_s
         self._served: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def of(self, key: str, now: float) -> float:
-        """Tokens."""
+        """Seconds."""
         amount, at = self._served.get(key, (0.0, now))
         return amount * math.pow(0.5, max(0.0, now - at) / self._half_life_s)
 
     def all(self, now: float) -> dict[str, float]:
-        """Tokens, by key."""
+        """Seconds, by key."""
         return {key: self.of(key, now) for key in self._served}
 
-    def add(self, key: str, uncached: int, generated: int, now: float) -> None:
-        amount = self.of(key, now) + max(0, uncached) + _OUTPUT_WEIGHT * generated
+    def add(self, key: str, seconds: float, now: float) -> None:
+        amount = self.of(key, now) + seconds
         self._served[key] = (amount, now)
         self._served.move_to_end(key)
         if len(self._served) > _MOST_KEYS:

@@ -53,7 +53,7 @@ class LearnedCost:
         if told is not None:
             self._prompt(one, told)
             self._answer(one, told, now)
-        return None if self.fit is before else self.fit.cost
+        return None if self.fit.cost is before.cost else self.fit.cost
 
     def _prompt(self, one: Running, told: RequestFinished) -> None:
         n, cached = told.prompt_tokens, told.cached_tokens

@@ -29,7 +29,7 @@ class Story(NamedTuple):
 def story(profile: Profile, waiter: Waiter, place: Place, view: View, now: float) -> Story:
     """Of a request that is about to be sent, ``view`` being what was decided on."""
     losses = {loss.obstacle: loss.seconds for loss in waiter.lost(now)}
-    if place.slot != UNPINNED:
+    if place.slot != UNPINNED and place.rule is not Rule.HOME:  # nothing beats a home
         fits = view.fits(waiter.view.request)
         dearer = regret.of_slot(waiter.view, view, fits, place.slot)
         if dearer is not None:

@@ -179,8 +179,7 @@ class Scheduler:
         if profile is None or running is None:
             return []
         n, cached = len(running.request.tokens), event.cached_tokens
-        uncached = n - (running.expected if cached is None else cached)
-        profile.services.add(running.request.key, uncached, event.completion_tokens or 0, now)
+        profile.serve(running, cached, event.completion_tokens or 0, now)
         mirror, engine = running.mirror, running.engine
         if mirror is None or not self._current(engine):
             return [profile]
@@ -206,7 +205,7 @@ class Scheduler:
         profile, running = self._ended(event, now)
         if profile is None or running is None:
             return []
-        profile.services.add(running.request.key, 0, event.generated, now)
+        profile.serve(running, len(running.request.tokens), event.generated, now)
         mirror, engine = running.mirror, running.engine
         if mirror is None or not self._current(engine):
             return [profile]
@@ -328,13 +327,14 @@ class Scheduler:
     def _line_up(self, profile: Profile, slots: Sequence[SlotView], now: float) -> list[Waiter]:
         ranked = []
         epoch, parks = profile.epoch, profile.parks()
+        overdue = profile.weigh(now)
         for waiter in profile.waiters.values():
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(
                 view.request, slots, view.matches, profile.params
             )
-            rank = order.rank(view, is_guest, now - view.arrived, profile.params)
+            rank = order.rank(view, is_guest, now - view.arrived, profile.params, overdue)
             waiter.place = rank.place
             ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])
@@ -490,6 +490,10 @@ class Scheduler:
     def standings(self, now: float) -> list[Standing]:
         """Figures of every profile."""
         return [standing(profile, now) for profile in self._profiles.values()]
+
+    def served_s(self, profile: str, key: str, now: float) -> float:
+        """Seconds of the engine's work that a key was served lately."""
+        return self._profiles[profile].services.of(key, now)
 
     def cost(self, profile: str) -> Cost:
         """What work costs on this profile's engine, as far as it has told by now."""

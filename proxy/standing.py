@@ -10,7 +10,7 @@ from policies.fairness import jain_index
 from proxy.book import Profile
 from proxy.contexts import BACKGROUND_KINDS
 
-_LEAST_SERVICE = 1.0  # tokens: less is as good as forgotten
+_LEAST_SERVICE_S = 1e-3  # less is as good as forgotten
 
 
 class SessionState(StrEnum):
@@ -52,10 +52,10 @@ def limit(profile: Profile) -> tuple[int, str]:
 
 
 def _services(profile: Profile, now: float) -> list[float]:
-    """Tokens each key was served lately, of those that were served or wait."""
+    """Seconds each key was served lately, of those that were served or wait."""
     keys = {waiter.view.request.key for waiter in profile.waiters.values()}
     served = profile.services.all(now)
-    lately = {key: amount for key, amount in served.items() if amount >= _LEAST_SERVICE}
+    lately = {key: amount for key, amount in served.items() if amount >= _LEAST_SERVICE_S}
     return [*lately.values(), *(0.0 for key in keys if key not in lately)]
 
 

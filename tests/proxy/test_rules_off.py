@@ -143,7 +143,7 @@ def test_a_limit_decides_what_it_says(rule: str) -> None:
 # ---------------------------------------------------------------- where a rule has no say
 
 
-# Where rules place conversations, only does.side jobs are without them, and the other way round.
+# Where rules place conversations, only side jobs are without them, and the other way round.
 ELSEWHERE = {"home.enabled": does.side_jobs, "affinity.enabled": does.side_jobs}
 
 

@@ -14,7 +14,7 @@ from proxy import words
     [
         ("slots_busy", "all 4 slots are at work", None, "all 4 slots are at work"),
         ("home_busy", "p/2 holds 900 tokens of it", 1.2, "home slot busy; may go elsewhere in 2 s"),
-        ("home_busy", "p/2 and all other slots are at work", None, "home slot busy"),
+        ("home_busy", "p/2 holds 900 tokens of it", None, "home slot busy"),
         ("memory", "memory is almost full (1 GiB)", 4.0, "memory is almost full (1 GiB)"),
         ("not_yet_known", "n is 3", None, "waiting for not yet known: n is 3"),
     ],

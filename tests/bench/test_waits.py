@@ -1,0 +1,120 @@
+"""Nobody starves: every wait has its bound, under any load, and a key that floods waits itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench import cost_model, wait_scenes, waits
+from bench.sim_workload import Ask, Workload
+from bench.wait_scenes import Talk, single
+from bench.watched import Longest, bounds, watched
+from policies.params import Params, from_mapping
+from policies.types import SIDE_JOB
+
+EVIDENCE = cost_model.load("evidence")
+TIGHT: dict[str, dict[str, Any]] = {
+    "home": {"home_max_wait_s": 8, "patience_max_s": 6},
+    "guest": {"guest_max_wait_s": 4, "break_ratio": 0},
+    "keep": {"keep_max_wait_s": 7},
+    "cold": {"cold_max_wait_s": 3, "cold_tokens": 1000},
+    "cap": {"cap_min_wait_s": 2, "cap_max_wait_s": 6},
+    "order": {"background_max_wait_s": 5, "max_overtake_s": 10, "service_step_s": 2},
+    "queue": {"queue_timeout_s": 40, "request_timeout_s": 60, "max_waiting_per_key": 6},
+}
+
+
+def tight(**over: dict[str, Any]) -> Params:
+    sections = {name: {**TIGHT.get(name, {}), **over.get(name, {})} for name in {*TIGHT, *over}}
+    params, faults = from_mapping(sections)
+    assert not faults, faults
+    return replace(params, cost=EVIDENCE.as_policy())
+
+
+def beyond(found: Longest, params: Params) -> dict[str, float]:
+    """The waits that went past their bounds."""
+    return {
+        bound.name: found.seconds(bound)
+        for bound in bounds(params)
+        if found.seconds(bound) > bound.seconds + waits.TIMER_S
+    }
+
+
+# ---------------------------------------------------------------- any load
+
+
+keys = st.sampled_from(["ann", "ben", "cleo"])
+starts = st.floats(0, 20)
+talks = st.tuples(
+    *(keys, starts, st.integers(1, 5), st.integers(500, 20_000), st.integers(1, 900)),
+    *(st.floats(0, 12), st.booleans()),
+)
+calls = st.tuples(keys, starts, st.integers(50, 6000), st.integers(1, 900), st.booleans())
+Spoken = tuple[str, float, int, int, int, float, bool]
+Called = tuple[str, float, int, int, bool]
+
+
+def conversation(spoken: Spoken) -> list[list[Ask]]:
+    """Turns one after the other, and perhaps a copy of the first beside it."""
+    key, start, turns, n, output, pause_s, twice = spoken
+    one = Talk(key, n + turns * 1200 + output)
+    asks = [one.ask(n + 1200 * k, output, start if not k else pause_s) for k in range(turns)]
+    return [asks, [one.ask(n, output, start + 1)]] if twice else [asks]
+
+
+def call(called: Called) -> list[Ask]:
+    key, start, n, output, is_side = called
+    return single(key, n, output, start, kind=SIDE_JOB if is_side else "chat", stream=n % 2 == 0)
+
+
+@settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(st.lists(talks, max_size=6), st.lists(calls, max_size=14), st.integers(1, 3))
+def test_no_wait_goes_past_its_bound(
+    spoken: list[Spoken], called: list[Called], slots: int
+) -> None:
+    sessions = [session for one in spoken for session in conversation(one)]
+    sessions += [call(one) for one in called]
+    params = tight()
+    found, run = watched(Workload(sessions), slots, params, EVIDENCE)
+    assert beyond(found, params) == {}
+    assert all(served.finished >= 0 for served in run.served)
+
+
+def test_a_wait_past_its_bound_would_be_seen() -> None:
+    """The same measure against bounds that were not kept."""
+    scene = next(s for s in wait_scenes.corners() if s.name == "behind later ones, out of turn")
+    loose = replace(
+        scene, params=replace(scene.params, order=replace(scene.params.order, max_overtake_s=900))
+    )
+    found, _ = waits.longest(loose)
+    assert list(beyond(found, Params())) == ["behind later ones, out of turn"]
+
+
+# ---------------------------------------------------------------- soak and corners
+
+
+def test_soak_and_corners_keep_every_bound_and_reach_them() -> None:
+    rows, clients = waits.measure()
+    assert {row["wait"]: row["within"] for row in rows} == {b.name: "yes" for b in bounds(Params())}
+    for row in rows:
+        assert row["corner, longest s"] >= 0.95 * row["bound s"], row["wait"]
+    longest_s = {one["key"]: one["longest s"] for one in clients}
+    assert longest_s["steady"] < 60 < longest_s["flood"]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_a_key_that_floods_makes_its_own_requests_wait(fair: bool) -> None:
+    sessions = [single("flood", 4000, 200, 10.0) for _ in range(30)]
+    sessions += [single("steady", 2100, 10, 3.0 * k) for k in range(60)]
+    params = replace(Params(), cost=EVIDENCE.as_policy())
+    params = replace(params, order=replace(params.order, by_service=fair))
+    _, run = watched(Workload(sessions), 4, params, EVIDENCE)
+    waited = [s.begun - s.arrived for s in run.served if s.ask.client == "steady"]
+    assert (mean(waited) < 10) is fair
