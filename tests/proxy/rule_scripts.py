@@ -72,6 +72,18 @@ def displacing_the_cheaper() -> list[Step]:
     ]
 
 
+def tools_after_an_answer() -> list[Step]:
+    """x's last answer asked for tools a while ago, y's for nothing; x holds more."""
+    return [
+        *served(0, turn("x", "x", 8000)),
+        *served(1, turn("y", "y", 6000)),
+        (2, turn("x2", "x", 8200, 2)),
+        (2, ended("x2", 8200, tool_calls=True)),
+        *served(3, turn("y2", "y", 6200, 2)),
+        (92, turn("n", "z", 4000)),
+    ]
+
+
 def after_quick_turns() -> list[Step]:
     """x comes back every second, then stays away for 40 s; y was here just now."""
     quick = [step for k in range(2, 60) for step in served(k, turn(f"x{k}", "x", 20_000 + k, k))]

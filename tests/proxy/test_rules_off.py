@@ -67,6 +67,13 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
         ["n>0/affinity"],
         ["n>1/affinity"],
     ),
+    "affinity.by_tools": (
+        does.tools_after_an_answer,
+        CALM,
+        TWO,
+        ["n>1/affinity"],
+        ["n>0/affinity"],
+    ),
     "affinity.learn_gap": (does.after_quick_turns, CALM, TWO, ["n>0/affinity"], ["n>1/affinity"]),
     "affinity.protect_live": (does.sharing_a_head, CALM, TWO, ["n>0/new"], ["n>1/affinity"]),
     "window.enabled": (does.before_a_small_window, CALM, SMALL_LAST, ["a>0/new"], ["a>1/new"]),
@@ -143,8 +150,10 @@ def test_a_limit_decides_what_it_says(rule: str) -> None:
 # ---------------------------------------------------------------- where a rule has no say
 
 
-# Where rules place conversations, only side jobs are without them, and the other way round.
-ELSEWHERE = {"home.enabled": does.side_jobs, "affinity.enabled": does.side_jobs}
+# These place conversations: only side jobs go without them.
+ELSEWHERE = dict.fromkeys(
+    ("home.enabled", "affinity.enabled", "affinity.protect_live"), does.side_jobs
+)
 
 
 def journal(path: Path, steps: list[Step], policy: dict[str, Any]) -> bytes:

@@ -828,7 +828,7 @@ def test_side_jobs_are_like_others_where_the_rule_is_off() -> None:
 
 def test_the_key_that_was_served_least_goes_first() -> None:
     s = scheduler(slots=2, queue={"max_running": 1}, cold={"enabled": False})
-    serve(s, arrived("much", text(("much", 20_000)), key="greedy"), 0)
+    serve(s, arrived("much", text(("much", 30_000)), key="greedy"), 0)
     s.handle(arrived("run", text(("run", 100)), key="third"), 1)
     s.handle(arrived("g", text(("g", 5000)), key="greedy"), 2)
     s.handle(arrived("m", text(("m", 5000)), key="modest"), 3)
