@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 import uvicorn
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies.params import Params
@@ -125,7 +126,7 @@ class _ProxyThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            uvloop.run(self._serve())  # the loop of the real command
         except BaseException as problem:
             self.problem = problem
             if not self.ready.done():

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.clients import chat, post
 from tests.running_proxy import run_proxy
@@ -58,6 +59,7 @@ def test_a_stopped_process_is_gone_even_if_it_ignores_sigterm() -> None:
 
 
 def test_a_proxy_in_a_thread_serves_and_leaves_nothing_behind(two_slots: StubServer) -> None:
+    uvloop.run(asyncio.sleep(0))  # what the first loop of a process opens for all that follow
     before = open_fds()
     with run_proxy(two_slots) as proxy:
         tasks = proxy.tasks()
