@@ -4,7 +4,7 @@ A direct call, nginx as a plain pass-through, and slotwise with all of its work,
 run, before a fake engine that answers at once. Time to the first token is taken one request at a
 time: of new conversations of 200 tokens, and of one of about 100,000 that adds 500 a turn; beside
 each, on the real engine, one ``/apply-template`` of the same prompt. Events are counted over 1 and
-16 streams: paced, one of each stream every 0.24 ms and each written alone, and in a flood. Client,
+16 streams, one event of each every 0.24 ms and each written alone, while all of them run. Client,
 proxy and engine share the machine: read the ratios.
 """
 
@@ -31,8 +31,7 @@ from bench.overhead_load import CHAT, LoadError, Talker, post, streams, undistur
 from bench.overhead_prompts import Turn, long_turns, short_turns
 from bench.overhead_report import LONG, SHORT, Figures, Flows, report
 
-FORMS = {"paced": 240, "flood": 0}  # microseconds between the events of a stream
-COUNTS = (1, 16)
+EVENT_US = 240  # between the events of a stream, as measured elsewhere
 TOKENS, PACE_US = 3, 2000  # of an answer whose first token is timed: nothing else comes with it
 WARM = 5  # requests before it counts
 REAL_FLAGS = ("-c", "4096", "-np", "1")
@@ -48,6 +47,7 @@ class Size:
     long_tokens: int = 75_000  # of the first of them; some 500 more each
     rounds: int = 5  # of streams
     events: int = 4000  # of each stream
+    streams: tuple[int, ...] = (1, 16)  # at once
 
 
 def first_tokens(
@@ -67,31 +67,29 @@ def first_tokens(
     return times
 
 
-def flow(arm: Arm, count: int, events: int, pace_us: int) -> tuple[float, float]:
+def flow(arm: Arm, count: int, events: int) -> tuple[float, float]:
     """Events a second of so many streams at once, and the arm's processor seconds an event."""
     bodies = [
         {
-            "messages": [{"role": "user", "content": f"stream {n} of {count} at {pace_us} us"}],
+            "messages": [{"role": "user", "content": f"stream {n} of {count}"}],
             "max_tokens": events,
             "stream": True,
-            "pace_us": pace_us,
+            "pace_us": EVENT_US,
         }
         for n in range(count)
     ]
-    before_s = arm.cpu_s()
-    measured = streams(arm.url, [post(CHAT, body) for body in bodies])
-    return measured.per_s, (arm.cpu_s() - before_s) / measured.events
+    measured = streams(arm.url, [post(CHAT, body) for body in bodies], arm.cpu_s)
+    return measured.per_s, measured.metered_each
 
 
 def flows(arms: Sequence[Arm], size: Size, progress: Progress) -> Flows:
-    """Rounds of every form and number of streams, the arms in changing order."""
-    found: Flows = {}
+    """Rounds of every number of streams, the arms in changing order."""
+    found: Flows = {count: {arm.name: [] for arm in arms} for count in size.streams}
     rng = random.Random(2)
-    task = progress.add_task("streams", total=size.rounds * len(FORMS) * len(COUNTS) * len(arms))
-    for _, (form, pace_us), count in product(range(size.rounds), FORMS.items(), COUNTS):
-        kept = found.setdefault((form, count), {arm.name: [] for arm in arms})
+    task = progress.add_task("streams", total=size.rounds * len(size.streams) * len(arms))
+    for _, count in product(range(size.rounds), size.streams):
         for arm in rng.sample(arms, len(arms)):
-            kept[arm.name].append(flow(arm, count, size.events, pace_us))
+            found[count][arm.name].append(flow(arm, count, size.events))
             progress.advance(task)
     return found
 

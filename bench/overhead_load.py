@@ -11,10 +11,10 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import orjson
@@ -111,14 +111,21 @@ class Talker:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What a run of streams brought."""
+    """What a run of streams brought while all of them ran: from when the last one had its first
+    event to when the first one ended, so that the opening of streams does not count."""
 
     events: int
-    seconds: float  # from the first event to the last
+    seconds: float
+    metered: float  # by how much the meter went on
+    whole: int  # events of all streams from begin to end
 
     @property
     def per_s(self) -> float:
         return self.events / self.seconds
+
+    @property
+    def metered_each(self) -> float:
+        return self.metered / self.events
 
 
 class _Reader:
@@ -128,7 +135,6 @@ class _Reader:
         self.socket = _connect(address)
         self.request = request
         self.events = 0
-        self.last_event_at = 0.0
         self._tail = b""
 
     def read(self) -> bool:
@@ -136,18 +142,17 @@ class _Reader:
         data = _received(self.socket)
         seen = self._tail + data
         self.events += seen.count(EVENT) - self._tail.count(EVENT)
-        if self.events:
-            self.last_event_at = time.perf_counter()
         if seen.endswith(LAST_CHUNK):
             return False
         self._tail = seen[-len(LAST_CHUNK) + 1 :]  # a mark may be cut in two
         return True
 
 
-def streams(url: str, requests: list[bytes]) -> Flow:
+def streams(url: str, requests: list[bytes], meter: Callable[[], float] = float) -> Flow:
     """Post all requests, each on a connection of its own, and read the answers to their end.
 
-    Raises :class:`LoadError`, ``OSError``.
+    ``meter``: what else is taken at both ends of the time that counts. Raises :class:`LoadError`,
+    ``OSError``; the answers are to be so long that none ends before the last begins.
     """
     parts = urlsplit(url)
     address = (parts.hostname or "", parts.port or 0)
@@ -157,28 +162,49 @@ def streams(url: str, requests: list[bytes]) -> Flow:
             for reader in readers:
                 selector.register(reader.socket, selectors.EVENT_READ, reader)
                 reader.socket.sendall(reader.request)
-            return _read_all(selector, readers)
+            return _read_all(selector, readers, meter)
     finally:
         for reader in readers:
             reader.socket.close()
 
 
-def _read_all(selector: selectors.BaseSelector, readers: list[_Reader]) -> Flow:
-    open_readers = len(readers)
-    first_at = 0.0
-    while open_readers:
+class _Moment(NamedTuple):
+    """A reading of everything."""
+
+    events: int
+    at: float
+    meter: float
+
+
+def _read_all(
+    selector: selectors.BaseSelector, readers: list[_Reader], meter: Callable[[], float]
+) -> Flow:
+    """Until the last one has ended."""
+
+    def moment() -> _Moment:
+        return _Moment(sum(reader.events for reader in readers), time.perf_counter(), meter())
+
+    first: _Moment | None = None
+    last: _Moment | None = None
+    left, silent = len(readers), len(readers)
+    while left:
         ready = selector.select(LIMIT_S)
         if not ready:
-            raise LoadError(f"{open_readers} streams were silent for {LIMIT_S:g} s")
+            raise LoadError(f"{left} streams were silent for {LIMIT_S:g} s")
         for key, _ in ready:
             reader: _Reader = key.data
+            was_silent = not reader.events
             if not reader.read():
                 selector.unregister(reader.socket)
-                open_readers -= 1
-            if not first_at and reader.events:
-                first_at = reader.last_event_at
-    last_at = max(reader.last_event_at for reader in readers)
-    return Flow(sum(reader.events for reader in readers), last_at - first_at)
+                left -= 1
+                last = last or moment()
+            silent -= was_silent and reader.events > 0
+            if first is None and not silent:
+                first = moment()
+    if first is None or last is None or last.events <= first.events:
+        raise LoadError("a stream ended before the last one began: they are too short")
+    whole = sum(reader.events for reader in readers)
+    return Flow(last.events - first.events, last.at - first.at, last.meter - first.meter, whole)
 
 
 @contextmanager

@@ -42,17 +42,26 @@ def asked(events: int, pace_us: int = 0, **more: object) -> bytes:
 def test_every_event_of_every_stream_is_counted() -> None:
     with fake() as url:
         told = 3  # role, finish and [DONE]
-        for count, events in ((1, 2), (1, 700), (16, 300)):
-            assert streams(url, [asked(events)] * count).events == count * (events - 1 + told)
+        for count, events in ((1, 20_000), (4, 5000)):
+            flow = streams(url, [asked(events)] * count)
+            assert flow.whole == count * (events - 1 + told)
+            assert 0 < flow.events < flow.whole
 
 
 def test_a_paced_stream_takes_its_time_and_its_first_token_does_not() -> None:
     with fake() as url:
-        flow = streams(url, [asked(51, pace_us=2000)] * 2)
-        assert 0.1 <= flow.seconds < 5
+        meter = iter((3.0, 5.0))
+        flow = streams(url, [asked(51, pace_us=2000)] * 2, lambda: next(meter))
+        assert 0.05 <= flow.seconds < 5
+        assert flow.metered == 2
         with Talker(url) as talker:
             first_s = min(talker.first_token_s(asked(3, pace_us=50_000)) for _ in range(5))
             assert first_s < 0.05, "the tokens behind the first are not waited for"
+
+
+def test_streams_that_never_run_together_are_no_measurement() -> None:
+    with fake() as url, pytest.raises(LoadError, match="too short"):
+        streams(url, [asked(2)])
 
 
 def test_a_talker_outlives_its_connection() -> None:
@@ -78,7 +87,7 @@ def figures(with_nginx: bool) -> Figures:
         cpu_s={length: dict.fromkeys(arms, 0.001) for length in (SHORT, LONG)},
         apply_s={length: [0.010] * 9 for length in (SHORT, LONG)},
         tokens={SHORT: (180, 220), LONG: (75_000, 125_000)},
-        flows={("paced", 1): runs, ("paced", 16): runs},
+        flows={1: runs, 16: runs},
     )
 
 
@@ -100,14 +109,14 @@ def test_nginx_passes_a_stream_on_as_it_is() -> None:
     if not overhead_arms.has_nginx():
         pytest.skip("nginx is not installed")
     with fake() as url, overhead_arms.nginx(url) as arm:
-        assert streams(arm.url, [asked(50)] * 3).events == 3 * 52
+        assert streams(arm.url, [asked(50, pace_us=1000)] * 3).whole == 3 * 52
         assert arm.cpu_s() >= 0
         assert len(arm.processes) >= 2, "its worker counts too"
 
 
 def test_the_whole_benchmark_runs_with_slotwise_at_work() -> None:
-    size = overhead.Size(short=4, long=3, long_tokens=2000, rounds=1, events=40)
+    size = overhead.Size(4, 3, long_tokens=2000, rounds=1, events=2500, streams=(1, 2))
     told = overhead.run(size, [])
     assert "| slotwise |" in told
     assert "| one real /apply-template |" in told
-    assert told.count("| paced | 16 |") >= 2
+    assert told.count("| 2 | slotwise |") == 1
