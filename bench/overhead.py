@@ -46,7 +46,7 @@ class Size:
     long: int = 100  # turns
     long_tokens: int = 75_000  # of the first of them; some 500 more each
     rounds: int = 5  # of streams
-    events: int = 4000  # of each stream
+    events: int = 6000  # of each stream: a second and a half
     streams: tuple[int, ...] = (1, 16)  # at once
 
 
