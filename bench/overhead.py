@@ -100,7 +100,8 @@ def measure(arms: Sequence[Arm], engine_url: str, size: Size, progress: Progress
         SHORT: short_turns(engine_url, size.short + WARM),
         LONG: long_turns(engine_url, size.long_tokens, size.long + WARM),
     }
-    figures = Figures()
+    # The streams first: each has a slot that knows it, and no long conversation to make room for.
+    figures = Figures(flows=flows(arms, size, progress))
     with Talker(engine_url) as real:
         for name, turns in prompts.items():
             task = progress.add_task(f"{name} prompts", total=len(turns))
@@ -118,7 +119,6 @@ def measure(arms: Sequence[Arm], engine_url: str, size: Size, progress: Progress
             figures.ttft_s[name] = {arm: taken[WARM:] for arm, taken in times.items()}
             tokens = [turn.prompt_tokens for turn in turns[WARM:]]
             figures.tokens[name] = (min(tokens), max(tokens))
-    figures.flows = flows(arms, size, progress)
     return figures
 
 
@@ -126,13 +126,16 @@ def measure(arms: Sequence[Arm], engine_url: str, size: Size, progress: Progress
 def running_arms(
     engine_url: str, model: engines.Model, against: Sequence[str]
 ) -> Iterator[list[Arm]]:
-    """Every arm, started. ``against``: folders of other versions of the code."""
+    """Every arm, started. ``against``: NAME=FOLDER of other versions of the code."""
     with ExitStack() as stack:
         direct = stack.enter_context(overhead_arms.fake_engine(engine_url))
         arms = [direct]
         if overhead_arms.has_nginx():
             arms.append(stack.enter_context(overhead_arms.nginx(direct.url)))
-        versions = {"slotwise": None} | {f"slotwise at {p}": Path(p).resolve() for p in against}
+        versions: dict[str, Path | None] = {"slotwise": None}
+        for given in against:
+            name, _, folder = given.rpartition("=")
+            versions[f"slotwise {name or folder}"] = Path(folder).resolve()
         for name, checkout in versions.items():
             arms.append(
                 stack.enter_context(overhead_arms.slotwise(name, model, engine_url, checkout))
@@ -151,9 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("events", "of each stream"),
     ):
         default = getattr(defaults, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
+        parser.add_argument(f"--{name}", type=_count, default=default, help=f"{what} ({default})")
     parser.add_argument(
-        "--against", action="append", default=[], help="folder of another version, as one more arm"
+        "--against",
+        action="append",
+        default=[],
+        help="NAME=FOLDER of another version, one more arm",
     )
     parser.add_argument("--write", action="store_true", help=f"also to {RESULTS.name}")
     given = parser.parse_args(arguments)
@@ -169,6 +175,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(f"# What slotwise adds\n\n`{command}`\n\n{told}\n")
     return 0
+
+
+def _count(text: str) -> int:
+    """A whole number from 1 up; its error is argparse's."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r:.40}")
+    return int(text)
 
 
 def run(size: Size, against: Sequence[str]) -> str:

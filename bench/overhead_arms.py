@@ -18,9 +18,11 @@ import psutil
 from bench import engines
 from bench.engines import Model, ServerError
 
-SLOTS = 16
+RUNNING = 16
+SLOTS = RUNNING + 2  # so that all streams find the slot they had
 WINDOW = 131_072
 FAKE = "bench.fake_engine"
+SLOTWISE = f"slotwise serve PROFILE, parallel: {SLOTS}, max_running: {RUNNING}, binary: the fake"
 NGINX = """\
 daemon off;
 {user}
@@ -76,7 +78,7 @@ def fake_engine(engine_url: str) -> Iterator[Arm]:
     command = [sys.executable, "-m", FAKE, "--engine", engine_url, "--port", str(port)]
     command += ["-np", str(SLOTS), "-c", str(SLOTS * WINDOW)]
     with engines.running(command) as server:
-        yield Arm("direct", server.url, line=server.launch_lines[0])
+        yield Arm("direct", server.url, line=f"python -m {FAKE} -np {SLOTS} -c {SLOTS * WINDOW}")
 
 
 def has_nginx() -> bool:
@@ -94,14 +96,15 @@ def nginx(to: str) -> Iterator[Arm]:
         config.write_text(text)
         command = [shutil.which("nginx") or "nginx", "-p", folder, "-c", str(config)]
         with engines.running(command, port) as server:
-            yield Arm("nginx", server.url, _tree(server.pid), "nginx -p FOLDER -c nginx.conf")
+            how = "nginx, one worker, proxy_buffering off, keepalive both ways"
+            yield Arm("nginx", server.url, _tree(server.pid), how)
 
 
 @contextmanager
 def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) -> Iterator[Arm]:
     """``slotwise serve`` of this or another version of the code, with the fake as its engine.
 
-    The profile is as it comes, but for as many requests at once as there are slots.
+    The profile is as it comes, but for more slots and requests at once.
     """
     with tempfile.TemporaryDirectory(prefix="slotwise-fake-") as folder:
         program = Path(folder) / "llama-server"
@@ -115,12 +118,12 @@ def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) ->
             SLOTS,
             SLOTS * WINDOW,
             binary=str(program),
-            policy={"queue": {"max_running": SLOTS}},
+            policy={"queue": {"max_running": RUNNING}},
             checkout=checkout,
         )
         with started as server:
             _wait_until_proven(server.url)
-            yield Arm(name, server.url, _tree(server.pid), server.launch_lines[0])
+            yield Arm(name, server.url, _tree(server.pid), SLOTWISE)
 
 
 def _wait_until_proven(url: str) -> None:

@@ -162,7 +162,7 @@ def streams(url: str, requests: list[bytes], meter: Callable[[], float] = float)
             for reader in readers:
                 selector.register(reader.socket, selectors.EVENT_READ, reader)
                 reader.socket.sendall(reader.request)
-            return _read_all(selector, readers, meter)
+            return _read_all(selector, readers, meter, url)
     finally:
         for reader in readers:
             reader.socket.close()
@@ -177,7 +177,10 @@ class _Moment(NamedTuple):
 
 
 def _read_all(
-    selector: selectors.BaseSelector, readers: list[_Reader], meter: Callable[[], float]
+    selector: selectors.BaseSelector,
+    readers: list[_Reader],
+    meter: Callable[[], float],
+    url: str,
 ) -> Flow:
     """Until the last one has ended."""
 
@@ -202,7 +205,7 @@ def _read_all(
             if first is None and not silent:
                 first = moment()
     if first is None or last is None or last.events <= first.events:
-        raise LoadError("a stream ended before the last one began: they are too short")
+        raise LoadError(f"a stream of {url} ended before the last one began: they are too short")
     whole = sum(reader.events for reader in readers)
     return Flow(last.events - first.events, last.at - first.at, last.meter - first.meter, whole)
 

@@ -50,7 +50,7 @@ def report(figures: Figures, arms: Sequence[Arm], load: float) -> str:
         "event of each stream every 0.24 ms, each written alone.",
         markdown_table(flow_rows(figures)),
         markdown_table(verdicts(figures)),
-        "\n".join(f"- {arm.name}: `{arm.line}`" for arm in arms),
+        "\n".join(f"- {arm.name}: {arm.line}" for arm in arms),
     ]
     return "\n\n".join(parts)
 
