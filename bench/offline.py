@@ -6,12 +6,15 @@ slot, which is what is compared: slotwise's own scheduler object against the pla
 servers use, and against the bounds of what any choice could reach.
 
     python -m bench.offline --tokenizer tokenizer.json [TRACE ...] [--pairs 4/4,8/4] [--answers]
+    python -m bench.offline claude_code.blocks [--replaced]
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +24,10 @@ import yaml
 from rich.console import Console
 from rich.progress import track
 
-from bench import bounds, trace, workload
+from bench import bounds, sim_workload, trace, workload
 from bench.report import markdown_table
 from bench.rows import Renderer, Row, total
+from bench.sim_workload import Ask, Workload
 from policies.params import Params, from_mapping
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Request
@@ -93,11 +97,19 @@ def reuse(rows: Sequence[Row], slots: int, choose: Choice) -> int:
 class Slotwise:
     """The real scheduler in virtual time, as a choice of slot.
 
-    ``think_s``: virtual time between one request's end and the next one's arrival.
+    ``think_s``: virtual time between one request's end and the next one's arrival. ``timed``: the
+    rows' own times instead, with what else is recorded of them.
     """
 
-    def __init__(self, slots: int, params: Params, think_s: float) -> None:
+    def __init__(
+        self,
+        slots: int,
+        params: Params,
+        think_s: float,
+        timed: Sequence[tuple[float, Ask]] | None = None,
+    ) -> None:
         self._now = 0.0
+        self._timed = timed
         self._think_s = think_s
         self._number = 0
         self.rules: dict[str, int] = {}  # how often each rule placed a request
@@ -109,7 +121,13 @@ class Slotwise:
 
     def __call__(self, row: Row, slots: list[Slot]) -> int:
         """Let the request arrive, wait as long as the scheduler says, finish it at once."""
-        self._now += self._think_s
+        tool_calls, session = False, ""
+        if self._timed is None:
+            self._now += self._think_s
+        else:
+            at, ask = self._timed[self._number]
+            self._now = max(self._now, at)
+            tool_calls, session = ask.tool_calls, row.session
         self._number += 1
         request = Request(
             id=f"r{self._number}",
@@ -120,6 +138,7 @@ class Slotwise:
             max_tokens=row.max_tokens,
             stream=True,
             key="bench",
+            session=session,
         )
         dispatch = self._placed(RequestArrived(request))
         slot = slots[dispatch.slot.id_slot]
@@ -131,6 +150,7 @@ class Slotwise:
                 cached_tokens=bounds.reusable(row.prompt, slot.held),
                 completion_tokens=len(row.full) - len(row.prompt) + 1,
                 id_slot=dispatch.slot.id_slot,
+                tool_calls=tool_calls,
             ),
             self._now,
         )
@@ -155,19 +175,62 @@ class Slotwise:
 
 
 def compare(
-    rows: Sequence[Row], slots: int, params: Params, think_s: float
+    rows: Sequence[Row],
+    slots: int,
+    params: Params,
+    think_s: float,
+    timed: Sequence[tuple[float, Ask]] | None = None,
 ) -> dict[str, float | str]:
     """Reuse ratio by rule, and both bounds, for one order of requests."""
     tokens = max(total(rows), 1)
-    slotwise = Slotwise(slots, params, think_s)
+    slotwise = Slotwise(slots, params, think_s, timed)
     result: dict[str, float | str] = {"slotwise": reuse(rows, slots, slotwise) / tokens}
     for choice in (longest_prefix, llama_server, session_pin):
         result[choice.__name__] = reuse(rows, slots, choice) / tokens
-    result["optimum"] = bounds.slots(rows, slots) / tokens
+    optimum = bounds.slots(rows, slots)
+    result["optimum"] = optimum / tokens
+    result["of optimum"] = float(result["slotwise"]) * tokens / optimum if optimum else 1.0
     result["infinite"] = bounds.infinite(rows) / tokens
     result["rules"] = " ".join(f"{rule}:{n}" for rule, n in sorted(slotwise.rules.items()))
     result["held_s"] = slotwise.held_s / max(len(rows), 1)
     return result
+
+
+def one_at_a_time(load: Workload, run_s: float = 1.0) -> list[tuple[float, Ask]]:
+    """The turns of a closed loop in the order in which an engine would get them that serves each
+    at once, within ``run_s``; with the time at which each comes. Guests are left out."""
+    later, heap = deque(load.sessions), list[tuple[float, int, list[Ask], int]]()
+    came: list[tuple[float, Ask]] = []
+
+    def begin(now: float) -> None:
+        if later:
+            session = later.popleft()
+            heapq.heappush(heap, (now + session[0].pause_s, len(later), session, 0))
+
+    for _ in range(load.live or len(later)):
+        begin(0.0)
+    now = 0.0
+    while heap:
+        at, number, session, k = heapq.heappop(heap)
+        now = max(now, at)
+        came.append((now, session[k]))
+        now += run_s
+        if k + 1 < len(session):
+            heapq.heappush(heap, (now + session[k + 1].pause_s, number, session, k + 1))
+        else:
+            begin(now)
+    return came
+
+
+def block_rows(
+    name: str, live: int, seed: int, replaced: bool
+) -> tuple[list[Row], list[tuple[float, Ask]]]:
+    """Turns of a trace without text, ``live`` sessions of it or, ``replaced``, all its sessions
+    with so many at a time."""
+    shape = sim_workload.Shape(sessions=live, total=None if replaced else live, guest_share=0)
+    recorded = sim_workload.Recorded(trace.find(name), shape)
+    timed = one_at_a_time(sim_workload.closed_loop(recorded, shape, seed))
+    return [ask.row for _, ask in timed], timed
 
 
 def calls_of(name: str) -> list[trace.Call]:
@@ -192,23 +255,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _table(options: argparse.Namespace, params: Params) -> list[dict[str, Any]]:
-    renderer = Renderer(options.tokenizer)
     pairs = [tuple(map(int, pair.split("/"))) for pair in options.pairs.split(",")]
     jobs = [(name, live, slots) for name in options.traces for live, slots in pairs]
     table = []
     for name, live, slots in track(jobs, "replaying", console=Console(stderr=True), transient=True):
-        calls = workload.interleave(calls_of(name), live, options.seed)[: options.calls]
-        rows = renderer.rows(calls, options.answers)
+        timed: list[tuple[float, Ask]] | None = None
+        if name.endswith(".blocks"):
+            rows, timed = block_rows(name, live, options.seed, options.replaced)
+        else:
+            rows = _text_rows(name, live, options)
         shown = {"trace": name, "live/slots": f"{live}/{slots}", "calls": len(rows)}
-        table.append({**shown, **compare(rows, slots, params, options.think)})
+        table.append({**shown, **compare(rows, slots, params, options.think, timed)})
     return table
+
+
+def _text_rows(name: str, live: int, options: argparse.Namespace) -> list[Row]:
+    if options.tokenizer is None:
+        raise ValueError(f"--tokenizer: {name} is a trace of texts, name a tokenizer.json")
+    calls = workload.interleave(calls_of(name), live, options.seed)[: options.calls]
+    return Renderer(options.tokenizer).rows(calls, options.answers)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("traces", nargs="*", default=TRACES, help="trace names; mix = several")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for traces of texts")
+    parser.add_argument(
+        "--replaced", action="store_true", help="when a session ends, the next begins"
+    )
     parser.add_argument("--pairs", default=PAIRS, help="live/slots pairs (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calls", type=int, help="the first so many calls only")

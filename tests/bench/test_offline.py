@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import bounds, offline
+from bench import bounds, offline, trace
 from bench.offline import Slot, Slotwise, llama_server, longest_prefix, session_pin
 from bench.rows import Row, total
 from policies.params import Params
@@ -64,3 +64,24 @@ def test_a_wrong_policy_is_one_line_and_exit_2(
     status = offline.main(["--tokenizer", f"{tmp_path}/none.json", "--policy", "{home: {x: 1}}"])
     assert status == 2
     assert "policy.home.x: unknown key" in capsys.readouterr().err
+
+
+SESSIONS = "claude_code.blocks"
+
+
+@pytest.mark.skipif(
+    not (trace.traces_dir() / f"{SESSIONS}.jsonl").exists(),
+    reason=f"no trace {SESSIONS} in {trace.traces_dir()} ({trace.TRACES_VARIABLE})",
+)
+@pytest.mark.parametrize(
+    ("live", "slots", "least"), [(4, 4, 0.98), (8, 8, 0.98), (8, 4, 0.92), (4, 2, 0.92)]
+)
+def test_of_recorded_agent_sessions_the_choice_of_slot_keeps_most_of_what_could_be_kept(
+    live: int, slots: int, least: float
+) -> None:
+    shares = []
+    for seed in range(1, 6):
+        work, timed = offline.block_rows(SESSIONS, live, seed, replaced=False)
+        found = offline.reuse(work, slots, Slotwise(slots, Params(), 0, timed))
+        shares.append(found / bounds.slots(work, slots))
+    assert sum(shares) / len(shares) >= least, shares
