@@ -2,11 +2,11 @@
 
     python -m bench.seeing_cost [--requests 4000]
 
-Three ways, of the same process, by short turns (A/B/C/A/B/C), so that a machine that is busy with
-other things slows all alike: *unseen*, metrics count nothing and nobody asks; *counted*, metrics
-count; *seen*, Prometheus asks every 5 s besides, and a lanes page is open. Counting costs per
-request, asking per second: both are told apart. Only the proxy's own time counts. The engine is the
-tests' stub, so this runs in a checkout; answers are streams of 16 tokens.
+Three ways, of the same process, by short turns (A/B/C, B/C/A, ...), so that a machine that is busy
+with other things slows all alike. *Unseen*: metrics count nothing and nobody asks. *Counted*:
+metrics count. *Seen*: Prometheus asks every 5 s besides, and a lanes page is open. Counting costs
+per request, asking per second: both are told apart. Only the proxy's own time counts. The engine
+is the tests' stub, so this runs in a checkout; answers are streams of 16 tokens.
 """
 
 from __future__ import annotations
@@ -201,8 +201,9 @@ def measure(requests: int, per_turn: int) -> tuple[Way, Way, Way]:
     ):
         scraper = Scraper(url)
         turn(url, process, Way("warm", asks=True), scraper, WARM_UP)  # caches filled, code warm
-        for _ in range(max(1, requests // per_turn)):
-            for way in ways:
+        for n in range(max(1, requests // per_turn)):
+            first = n % len(ways)  # each is first, second and third as often as the others
+            for way in ways[first:] + ways[:first]:
                 turn(url, process, way, scraper, per_turn)
     return unseen, counted, seen
 

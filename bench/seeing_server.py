@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import uvicorn
+import uvloop
 from starlette.types import Receive, Scope, Send
 
-from policies.params import Params, Queue
+from policies.params import Cap, Keep, Params, Queue
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.metrics import Metrics
@@ -25,6 +26,8 @@ from proxy.metrics import Metrics
 READY = "measured proxy ready on "
 SWITCH = "/bench/metrics/"
 PROFILE = "bench"
+# Nobody waits for a slot: what is measured is work, not patience.
+PARAMS = Params(queue=Queue(max_running=8), keep=Keep(enabled=False), cap=Cap(enabled=False))
 
 
 class Silent:
@@ -62,11 +65,12 @@ class Switched:
 
 async def serve(engine_url: str) -> None:
     """Until it is ended by a signal."""
-    driver = Driver([ServedProfile(PROFILE, params=Params(queue=Queue(max_running=4)))])
+    driver = Driver([ServedProfile(PROFILE, params=PARAMS)])
     config = uvicorn.Config(
         Switched(driver), log_level="warning", access_log=False, lifespan="off", proxy_headers=False
     )
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listening]))
         if not await driver.engine_up(PROFILE, PROFILE, engine_url, None):
@@ -80,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.seeing_server", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("engine", metavar="URL")
-    asyncio.run(serve(parser.parse_args(argv).engine))
+    uvloop.run(serve(parser.parse_args(argv).engine))
     return 0
 
 

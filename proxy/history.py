@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from policies.params import Cost
@@ -112,8 +113,8 @@ class History:
 
     def records(self, session: str | None = None, last: int | None = None) -> list[Record]:
         """The newest ``last`` records, of one session or of all, oldest first."""
-        found = [r for r in self._records if session is None or r.session == session]
-        return found if last is None else found[max(0, len(found) - last) :]
+        found = (r for r in reversed(self._records) if session is None or r.session == session)
+        return list(islice(found, last))[::-1]
 
     def last_hour(self, profile: str, now: float) -> Sums:
         """What became of the tokens of the requests that ended in the hour before ``now``."""
