@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -35,6 +36,8 @@ from bench.workload import Moment
 CTX_TOKENS = 32768  # a slot's window
 CACHE_RAM_MIB = 8192  # llama-server's own default
 MAX_TOKENS = 32
+SLOTWISE = "slotwise"
+_BEST_USE, _INFINITE = "bound: best use of", "bound: infinite cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def arms(model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS) ->
     yield Arm(f"bare -np {slots}", engines.bare(model, explicit, binary))
     without = (*explicit, "--cache-ram", "0")
     yield Arm(f"bare -np {slots} --cache-ram 0", engines.bare(model, without, binary))
-    yield Arm("slotwise", engines.slotwise(model, slots, slots * ctx, 0, binary))
+    yield Arm(SLOTWISE, engines.slotwise(model, slots, slots * ctx, 0, binary))
     yield Arm(
         f"slotwise, RAM cache {CACHE_RAM_MIB} MiB",
         engines.slotwise(model, slots, slots * ctx, CACHE_RAM_MIB, binary),
@@ -155,8 +158,8 @@ async def bound_rows(server: Server, plan: Plan, progress: Progress) -> list[dic
     rows = rows_of(prompts, [call.session for call in calls])
     prompt = total(rows)
     found = {
-        f"bound: best use of {plan.slots} slots": bounds.slots(rows, plan.slots),
-        "bound: infinite cache": bounds.infinite(rows),
+        f"{_BEST_USE} {plan.slots} slots": bounds.slots(rows, plan.slots),
+        _INFINITE: bounds.infinite(rows),
     }
     blank = {"wall s": None, "TTFT p50 ms": None, "TTFT p95 ms": None}
     return [
@@ -182,26 +185,41 @@ def measure(plan: Plan, chosen: Sequence[Arm], console: Console) -> dict[str, An
     return {"rows": [*rows, *bound], "launch": launch}
 
 
+def below_optimum(result: dict[str, Any], seed: int) -> dict[str, Any]:
+    """One order of calls: what slotwise reused of it, and how far below the best use of the
+    slots that is, in points."""
+    by_name = {row["arm"]: row["reuse"] for row in result["rows"]}
+    optimum = next(reuse for name, reuse in by_name.items() if name.startswith(_BEST_USE))
+    return {
+        "seed": seed,
+        SLOTWISE: by_name[SLOTWISE],
+        "best use of the slots": optimum,
+        "infinite cache": by_name[_INFINITE],
+        "points below": 100 * (optimum - by_name[SLOTWISE]),
+    }
+
+
+def orders(options: argparse.Namespace, first: dict[str, Any], console: Console) -> list[Any]:
+    """The same sessions in other orders, through slotwise alone, and the mean of all."""
+    found = [below_optimum(first, options.seed)]
+    for seed in range(options.seed + 1, options.seed + options.seeds):
+        plan, every = _wanted(options, seed)
+        alone = [arm for arm in every if arm.name == SLOTWISE]
+        found.append(below_optimum(measure(plan, alone, console), seed))
+    means = {name: fmean(row[name] for row in found) for name in found[0]}
+    return [*found, means | {"seed": "mean"}]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     options = _parser().parse_args(argv)
     console = Console(stderr=True)
     try:
-        model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
-        moments = workload.moments(options.trace, options.live, options.seed)
-        plan = Plan(
-            moments[: options.calls],
-            options.live,
-            options.slots,
-            options.concurrent,
-            options.max_tokens,
-        )
-        wanted = [
-            arm
-            for arm in arms(model, options.slots, options.binary, options.ctx)
-            if not options.arm or any(name in arm.name for name in options.arm)
-        ]
-        result = measure(plan, wanted, console)
+        plan, every = _wanted(options, options.seed)
+        chosen = [a for a in every if not options.arm or any(n in a.name for n in options.arm)]
+        result = measure(plan, chosen, console)
+        if options.seeds > 1:
+            result["orders"] = orders(options, result, console)
     except (ValueError, OSError, engines.ServerError, client.CallError) as error:
         print(f"bench.compare: {error}", file=sys.stderr)
         return 2
@@ -213,8 +231,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _wanted(options: argparse.Namespace, seed: int) -> tuple[Plan, list[Arm]]:
+    """The calls in the order of this seed, and every arm."""
+    model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
+    moments = workload.moments(options.trace, options.live, seed)[: options.calls]
+    plan = Plan(moments, options.live, options.slots, options.concurrent, options.max_tokens)
+    return plan, list(arms(model, options.slots, options.binary, options.ctx))
+
+
 def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
     print(markdown_table(result["rows"]))
+    if "orders" in result:
+        print(f"\n{markdown_table(result['orders'])}")
     print(f"\n`{result['command']}`, seed {options.seed}\n")
     for name, lines in result["launch"].items():
         print(f"- {name}:")
@@ -230,6 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--live", type=int, default=4, help="sessions live at a time (%(default)s)")
     add("--slots", type=int, default=4, help="slots of every engine (%(default)s)")
     add("--seed", type=int, default=1, help="of the order of calls (%(default)s)")
+    add("--seeds", type=int, default=1, help="then so many orders through slotwise (%(default)s)")
     add("--calls", type=int, help="only so many moments (calls sent together)")
     add("--concurrent", action="store_true", help="live sessions send at the same time")
     add("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
