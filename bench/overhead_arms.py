@@ -108,10 +108,11 @@ def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) ->
     """
     with tempfile.TemporaryDirectory(prefix="slotwise-fake-") as folder:
         program = Path(folder) / "llama-server"
-        here = Path(__file__).resolve().parent.parent
+        here = str(Path(__file__).resolve().parent.parent)
+        found = shlex.quote(":".join(filter(None, [here, os.environ.get("PYTHONPATH")])))
         fake = shlex.join([sys.executable, "-P", "-m", FAKE, "--engine", engine_url])
         # The fake is always this version's: only the proxy is exchanged.
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(here))} exec {fake} "$@"\n')
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={found} exec {fake} "$@"\n')
         program.chmod(0o755)
         started = engines.slotwise(
             model,

@@ -40,7 +40,7 @@ def report(figures: Figures, arms: Sequence[Arm], load: float) -> str:
     short, long = (f"{low:,} to {high:,}" for low, high in figures.tokens.values())
     parts = [
         f"Python {platform.python_version()}, {os.cpu_count()} cores shared by client, proxy and "
-        f"engine, load {load:.2f} before.",
+        f"engine, load {load:.2f} before{_priority()}.",
         *([] if NGINX in figures.ttft_s[SHORT] else [NO_NGINX]),
         f"Milliseconds to the first token, what is added to a direct call, and the proxy's "
         f"processor time; {SHORT}: {short} tokens, {len(figures.ttft_s[SHORT][DIRECT])} "
@@ -53,6 +53,12 @@ def report(figures: Figures, arms: Sequence[Arm], load: float) -> str:
         "\n".join(f"- {arm.name}: {arm.line}" for arm in arms),
     ]
     return "\n\n".join(parts)
+
+
+def _priority() -> str:
+    """Said where the run was set before all others, which a busy machine may need."""
+    usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+    return "" if usual else "; at real-time priority, past everything else on the machine"
 
 
 def ttft_rows(figures: Figures) -> list[Row]:
