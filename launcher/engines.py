@@ -30,6 +30,7 @@ from proxy.driver import Driver
 from proxy.events import Level, Reclaim
 
 log = logging.getLogger("slotwise")
+LRU_LINE = "selected slot by LRU"  # it chose itself, and not by what the slots hold
 LEAST_CACHE_MIB = 512  # a RAM cache below this is given up rather than halved
 
 
@@ -168,6 +169,10 @@ class Engines:
             print(f"slotwise ready on {self._url}", flush=True)
             log.info("the lanes are shown at %s/slotwise/", self._url)
             self._url = ""  # said once, however often an engine comes back
+
+    def on_log_line(self, engine: str, line: str) -> None:
+        if LRU_LINE in line:
+            self._driver.metrics.engine_chose_by_lru(engine)
 
     def on_lost(self, engine: str, loss: Loss) -> None:
         self._meters.lost(engine)

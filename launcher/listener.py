@@ -39,3 +39,6 @@ class Listener(Protocol):
 
     def on_lost(self, engine: str, loss: Loss) -> None:
         """It no longer serves, or did not start."""
+
+    def on_log_line(self, engine: str, line: str) -> None:
+        """It wrote this. Called in another thread; must not raise."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,9 +22,15 @@ class RotatingLog:
     """Takes bytes as they come; writes whole lines to ``path``, the older ones in ``path``.1."""
 
     def __init__(
-        self, path: Path, max_bytes: int = MAX_BYTES, max_line_bytes: int = MAX_LINE_BYTES
+        self,
+        path: Path,
+        max_bytes: int = MAX_BYTES,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        seen: Callable[[str], None] = lambda line: None,
     ) -> None:
+        """``seen`` is told each line, in the thread that feeds; it must not raise."""
         self.path = path
+        self._seen = seen
         self._max_bytes, self._max_line_bytes = max_bytes, max_line_bytes
         self._file: BinaryIO | None = None
         self._size = 0
@@ -68,6 +75,7 @@ class RotatingLog:
         text = line.decode("utf-8", "replace").strip()
         if text:
             self._recent.append(text)
+            self._seen(text)
         try:
             if self._file is None or self._size + len(line) > self._max_bytes:
                 self._rotate()

@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -155,7 +156,8 @@ class Supervisor:
         port, key = _free_port(), secrets.token_urlsafe(24)
         url = f"http://127.0.0.1:{port}"
         self._listener.on_starting(spec.name, STARTING)
-        sink = RotatingLog(spec.directory / "engine.log")
+        seen = partial(self._listener.on_log_line, spec.name)
+        sink = RotatingLog(spec.directory / "engine.log", seen=seen)
         line = list(spec.argv(port))
         log.info("%s: %s", spec.name, shlex.join(line))
         try:

@@ -195,6 +195,7 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         driver = self._driver
         scheduler = driver.scheduler
+        await driver.metrics.engines.refresh(list(driver.engines.values()))
         now = driver.clock()
         driver.metrics.sync(scheduler.waiting(now), scheduler.slots(), scheduler.standings(now))
         for profile, standing in driver.tokenizer.standings().items():

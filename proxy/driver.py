@@ -76,7 +76,7 @@ class Driver:
         self.scheduler = Scheduler({p.name: p.params for p in profiles}, memory)
         gate = self.scheduler.memory
         self.memory = MemoryDesk(gate, watch, self.client, self.feed, clock)
-        self.metrics = Metrics(list(self.profiles))
+        self.metrics = Metrics(list(self.profiles), clock)
         offset_s = time.time() - clock()
         self.history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
         self.engines: dict[str, EngineLife] = {}

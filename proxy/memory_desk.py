@@ -122,5 +122,7 @@ class MemoryDesk:
     def sync(self, series: MemorySeries) -> None:
         """Set the gauges to what is so now."""
         now = self._clock()
-        engines = self.watch.engine_parts() if self.watch else {}
-        series.sync(self._gate.snapshot(now), engines, self.roles, now - self._started_at)
+        split, engines = {}, {}
+        if self.watch is not None:
+            split, engines = self.watch.parts(), self.watch.engine_parts()
+        series.sync(self._gate.snapshot(now), split, engines, self.roles, now - self._started_at)

@@ -46,6 +46,9 @@ class MemorySeries:
             ("engine", "part"),
             **own,
         )
+        self._split = Gauge(
+            "memory_part_bytes", "Who holds what is used; adds up to all of it.", ("part",), **own
+        )
         self._roles = Gauge("role_state", "1: the small model is so.", ("role", "state"), **own)
         self._start_at_zero()
 
@@ -79,15 +82,21 @@ class MemorySeries:
     def sync(
         self,
         figures: Mapping[str, Any],
+        split: Mapping[str, int],
         engines: Mapping[str, Mapping[str, int]],
         roles: Mapping[str, str],
         since_start_s: float,
     ) -> None:
-        """Set the gauges to what is so now. ``roles``: name -> state."""
+        """Set the gauges to what is so now. ``split``: part -> bytes; ``roles``: name -> state."""
         age_s = figures["sample_age_s"]
-        values = {**figures, "sample_age_seconds": since_start_s if age_s is None else age_s}
+        if age_s is None:  # never read: as old as we are, unless nobody wants to know
+            age_s = since_start_s if figures["enabled"] else 0.0
+        values = {**figures, "sample_age_seconds": age_s}
         for name, gauge in self._gauges.items():
             gauge.set(values[name] or 0)
+        self._split.clear()
+        for part, n_bytes in split.items():
+            self._split.labels(part).set(n_bytes)
         self._engines.clear()
         for engine, parts in engines.items():
             for part in _PARTS:

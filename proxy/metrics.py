@@ -10,7 +10,8 @@ sets, from the configuration and from the slots an engine has, so no client can 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
 from policies.types import Reason, Rule, SlotId
 from proxy import rule_series
+from proxy.engine_metrics import EngineMetrics
 from proxy.events import (
     Action,
     Dispatch,
@@ -74,11 +76,15 @@ class _Request:
 class Metrics:
     """All series of one proxy, in a registry of its own."""
 
-    def __init__(self, profiles: Sequence[str]) -> None:
+    def __init__(
+        self, profiles: Sequence[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """``profiles``: the configured names; their series are there from the start, at 0."""
         self._registry = CollectorRegistry()
         self._series = Series(self._registry)
         self.memory = MemorySeries(self._registry)
+        self.engines = EngineMetrics(clock)
+        self._registry.register(self.engines)
         self._profiles = tuple(profiles)
         self._requests: dict[str, _Request] = {}
         self._windows: dict[str, int] = {}  # slots of each engine
@@ -153,6 +159,10 @@ class Metrics:
         """``reason``: the cause in a word, one of those known here; any other text is ``other``."""
         known = reason if reason in _RESTART_REASONS else "other"
         self._series.engine_restarts.labels(engine, known).inc()
+
+    def engine_chose_by_lru(self, engine: str) -> None:
+        """The engine took the slot that was unused longest, whatever it held. From any thread."""
+        self._series.engine_lru_selections.labels(engine).inc()
 
     def engine_build(self, build: str) -> None:
         """The ``build_info`` an engine gives in its ``/props``; the engines may differ."""
@@ -265,6 +275,7 @@ class Metrics:
         self._windows[engine] = n
         self.engine_state(engine, up=True)
         self._series.pin_mismatches.labels(engine)
+        self._series.engine_lru_selections.labels(engine)
         for reason in _RESTART_REASONS:
             self._series.engine_restarts.labels(engine, reason)
         rules = _PINNED_RULES if event.pins else (Rule.UNPINNED,)

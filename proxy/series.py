@@ -150,6 +150,12 @@ class Series:
             "pin_mismatches_total", "The engine used another slot than told.", ("engine",), **own
         )
         self.engine_up = Gauge("engine_up", "1: the engine is ready.", ("engine",), **own)
+        self.engine_lru_selections = Counter(
+            "engine_lru_selections_total",
+            "The engine chose a slot by itself, the one unused longest.",
+            ("engine",),
+            **own,
+        )
         self.engine_restarts = Counter(
             "engine_restarts_total", "Restarts of an engine.", ("engine", "reason"), **own
         )

@@ -64,6 +64,7 @@ class Config:
     lose_kv: bool = False  # reuses nothing
     hangup_busy_s: float = 0.0  # a slot works on that long after its client left
     slots_hang: bool = False
+    metrics_hang: bool = False
     health_hang: bool = False
     # the stream
     usage: str = "real"  # or none | own_chunk | in_finish

@@ -128,8 +128,10 @@ class Stub:
         return JSONResponse(shapes.models(self._config.alias, self._slots.window))
 
     async def _metrics(self, request: Request) -> Response:
+        if self._config.metrics_hang:
+            await _until_gone(request)
         busy = sum(state["is_processing"] for state in self._slots.states())
-        return Response(f"llamacpp:requests_processing {busy}\n", media_type="text/plain")
+        return Response(shapes.metrics(busy), media_type="text/plain")
 
     async def _slots_view(self, request: Request) -> Response:
         self._slots_polls.append(time.monotonic())

@@ -183,6 +183,22 @@ def refusal(problem: ValueError) -> tuple[Json, int]:
     return error(400, str(problem)), 400
 
 
+def metrics(busy: int) -> str:
+    """A few of llama-server's series; that it calls the longest sequence a counter is its own."""
+    told = (
+        ("prompt_tokens_total", "counter", 9),
+        ("n_tokens_max", "counter", 12),
+        ("predicted_tokens_seconds", "gauge", 33.5),
+        ("requests_processing", "gauge", busy),
+        ("requests_deferred", "gauge", 0),
+    )
+    return "".join(
+        f"# HELP llamacpp:{name} Of the stub\n# TYPE llamacpp:{name} {kind}\n"
+        f"llamacpp:{name} {value}\n"
+        for name, kind, value in told
+    )
+
+
 def props(alias: str, slots: int, window: int) -> Json:
     return {
         "default_generation_settings": {"params": {"n_predict": -1}, "n_ctx": window},

@@ -28,6 +28,9 @@ class Heard:
         self._add("lost", loss.text)
         self.causes.append(loss.cause)
 
+    def on_log_line(self, engine: str, line: str) -> None:
+        pass
+
     def _add(self, kind: str, text: str) -> None:
         self.events.append((kind, text))
         self.changed.set()

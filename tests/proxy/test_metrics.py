@@ -214,6 +214,7 @@ def test_there_are_no_created_series_and_no_instance_label(metrics: Metrics) -> 
         *("slotwise_memory_reserved_bytes", "slotwise_memory_sample_age_seconds"),
         *("slotwise_reclaims_total", "slotwise_reclaimed_bytes_total"),
         *("slotwise_admissions_total", "slotwise_engine_memory_bytes", "slotwise_role_state"),
+        *("slotwise_memory_part_bytes", "slotwise_engine_lru_selections_total"),
         "slotwise_requests_total",
         "slotwise_queue_wait_seconds",
         "slotwise_time_to_first_token_seconds",

@@ -1,0 +1,34 @@
+"""Writes the dashboards into ``dashboards/`` beside it: ``python -m configs.grafana.generate``.
+
+Each is a page of one module, a list of panels with their queries; the JSON is committed, and a test
+holds it to this script byte for byte.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from configs.grafana import engine, memory, reuse, scheduling
+from configs.grafana.panels import page
+
+FOLDER = Path(__file__).parent / "dashboards"
+PAGES = (reuse, scheduling, memory, engine)
+
+
+def files() -> dict[str, str]:
+    """The text of each file, by its name."""
+    encoder = JSONEncoder(sort_keys=True, indent=2)
+    made = ((told.NAME, page(told.NAME, told.ABOUT, told.PANELS)) for told in PAGES)
+    return {f"{name.lower()}.json": encoder.encode(dashboard) + "\n" for name, dashboard in made}
+
+
+def main() -> None:
+    """Writes them all."""
+    for name, text in files().items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
