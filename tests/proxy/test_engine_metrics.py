@@ -73,7 +73,8 @@ class Clock:
 
 
 def questions(stub: StubServer) -> int:
-    return stub.log()["helpers"].get("/metrics", 0)
+    asked: int = stub.log()["helpers"].get("/metrics", 0)
+    return asked
 
 
 def engine_says(proxy: RunningProxy) -> bool:
