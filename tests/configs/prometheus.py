@@ -40,7 +40,7 @@ class Prometheus(Process):
         try:
             found = wait_until(lambda: _LISTENING.search(self.output), 20, "Prometheus listens")
             assert found is not None
-            self.url = f"http://{found[1]}"
+            self._client = httpx.Client(base_url=f"http://{found[1]}", timeout=10)
             wait_until(lambda: self.values("up == 1"), 20, "slotwise was scraped")
         except BaseException:
             self.__exit__()
@@ -49,7 +49,7 @@ class Prometheus(Process):
     def values(self, expr: str) -> list[float]:
         """What an expression gives now, NaN left out; an AssertionError where it does not parse."""
         try:
-            answer = httpx.post(f"{self.url}/api/v1/query", data={"query": expr}, timeout=10)
+            answer = self._client.post("/api/v1/query", data={"query": expr})
         except httpx.TransportError:  # it is not up yet
             return []
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:

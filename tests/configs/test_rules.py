@@ -104,7 +104,7 @@ def talking(url: str) -> Iterator[None]:
     def until_over(number: int) -> None:
         while not over.is_set():
             talk(url, number)
-            over.wait(0.5)
+            over.wait(1)
 
     talkers = [threading.Thread(target=until_over, args=(n,)) for n in range(CONVERSATIONS)]
     for talker in talkers:
@@ -117,12 +117,21 @@ def talking(url: str) -> Iterator[None]:
             talker.join(60)
 
 
+def filled_in(expr: str) -> str:
+    """As Grafana sends it when all of everything is chosen."""
+    chosen = {"$profile": ".*", "$engine": ".*", "$__rate_interval": "30s", "$__range": "5m"}
+    for name, value in chosen.items():
+        expr = expr.replace(name, value)
+    assert "$" not in expr
+    return expr
+
+
 def test_every_query_of_every_panel_and_rule_returns_data(tmp_path: Path) -> None:
     """On a fresh install with some conversations: no panel is empty. Alerts are empty as long as
     nothing is wrong: their expressions return data in the cases above."""
     program("prometheus")
-    given = {"$profile": ".*", "$engine": ".*", "$__rate_interval": "30s", "$__range": "5m"}
-    left = [*queries(), *((rule["record"], rule["record"]) for rule in rules() if "record" in rule)]
+    left = [(title, filled_in(expr)) for title, expr in queries()]
+    left += [("recorded", rule["record"]) for rule in rules() if "record" in rule]
     assert len(left) > 50
     files = ("--state-dir", tmp_path / "state")
     with (
@@ -133,17 +142,12 @@ def test_every_query_of_every_panel_and_rule_returns_data(tmp_path: Path) -> Non
 
         def answered() -> bool:
             nonlocal left
-            left = [(title, expr) for title, expr in left if not prometheus.values(_put(expr))]
+            left = [(title, expr) for title, expr in left if not prometheus.values(expr)]
             return not left
-
-        def _put(expr: str) -> str:
-            for name, value in given.items():
-                expr = expr.replace(name, value)
-            return expr
 
         try:
             wait_until(answered, 40)
         except AssertionError:
             raise AssertionError(f"no data: {left}") from None
-        firing = prometheus.values('ALERTS{alertstate="firing",severity="critical"}')
-        assert not firing
+        # Neither does the engine choose a slot by itself, nor has it been lost.
+        assert prometheus.values('ALERTS{alertstate="firing"}') == []
