@@ -13,7 +13,9 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
+from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -61,6 +63,8 @@ _RESTART_REASONS = (
     "other",
 )
 _UNKNOWN = "unknown"
+_AT_ONCE = 256  # noted, at most; a request has about eight
+P = ParamSpec("P")
 _MAX_BUILDS = 16  # an engine that is replaced all day long is not a new series each time
 
 
@@ -71,6 +75,21 @@ class _Request:
     profile: str
     n_tokens: int
     dispatch: Dispatch | None = None
+
+
+def _later(
+    count: Callable[Concatenate[Metrics, P], None],
+) -> Callable[Concatenate[Metrics, P], None]:
+    """Note what happened now, count it together with others: a few lines of code that are run now
+    and then find nothing of theirs in the processor's caches, and take several times as long."""
+
+    def note(self: Metrics, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self._noted.append(partial(count, self, *args, **kwargs))
+        if len(self._noted) >= _AT_ONCE:
+            self.count()
+
+    note.__doc__ = count.__doc__
+    return note
 
 
 class Metrics:
@@ -90,10 +109,18 @@ class Metrics:
         self._windows: dict[str, int] = {}  # slots of each engine
         self._running: dict[str, int] = {}  # requests at work, by engine
         self._builds: set[str] = set()
+        self._noted: list[Callable[[], None]] = []  # in order, not counted yet
         self._start_at_zero()
 
     # ------------------------------------------------------------ what happened
 
+    def count(self) -> None:
+        """Count all that was noted."""
+        noted, self._noted = self._noted, []
+        for one in noted:
+            one()
+
+    @_later
     def observe(self, event: Event, actions: Sequence[Action], now: float) -> None:
         """Count one ``handle`` call of the scheduler: what came in, then what went out."""
         match event:
@@ -115,6 +142,7 @@ class Metrics:
         for action in actions:
             self._act(event, action)
 
+    @_later
     def first_token(self, request_id: str, seconds: float) -> None:
         """The first token of a running request came ``seconds`` after its arrival."""
         request = self._requests.get(request_id)
@@ -123,6 +151,7 @@ class Metrics:
                 seconds
             )
 
+    @_later
     def attributed(self, record: Record) -> None:
         """A request ended, and this became of its prompt."""
         if record.bound is None:
@@ -137,6 +166,7 @@ class Metrics:
         self._series.reuse_bound_tokens.labels(profile).inc(record.bound)
         self._series.prefill_seconds_avoided.labels(profile).inc(record.avoided_s)
 
+    @_later
     def answered(self, profile: str | None, rule: Rule, code: int) -> None:
         """An answer with this HTTP status was given; ``profile`` None: no such model."""
         known = profile if profile in self._profiles else _UNKNOWN
@@ -147,12 +177,14 @@ class Metrics:
         self._series.tokens_local.labels(profile, "tokenizer").set(int(tokenizer))
         self._series.tokens_local.labels(profile, "template").set(int(template))
 
+    @_later
     def normalized(self, profile: str, parts: Iterable[str]) -> None:
         """Parts of a request were made equal to their like."""
         for part in parts:
             self._series.normalized.labels(profile, part).inc()
 
     def engine_state(self, engine: str, up: bool) -> None:
+        self.count()  # what is noted came before
         self._series.engine_up.labels(engine).set(int(up))
 
     def engine_restarted(self, engine: str, reason: str) -> None:
@@ -181,6 +213,7 @@ class Metrics:
         standings: Iterable[Standing] = (),
     ) -> None:
         """Set the gauges to what is so now; called before each exposition."""
+        self.count()
         for profile in self._profiles:
             for reason in Reason:
                 self._series.waiting.labels(profile, reason).set(0)
@@ -198,6 +231,7 @@ class Metrics:
 
     def exposition(self) -> tuple[bytes, str]:
         """The body and content type of a ``/metrics`` answer."""
+        self.count()
         return generate_latest(self._registry), _CONTENT_TYPE
 
     # ------------------------------------------------------------ the parts

@@ -157,7 +157,8 @@ class Exchange:
         self._profile = asked.profile
         served = self._driver.profiles[asked.profile]
         request = asked.normalize(served.normalize)
-        self._driver.metrics.normalized(asked.profile, request.normalized)
+        if request.normalized:
+            self._driver.metrics.normalized(asked.profile, request.normalized)
         async with self._informed(request):
             encoded = await self._encoded(request)
             who = await self._identified(request)

@@ -326,8 +326,19 @@ def test_nothing_is_kept_of_requests_that_ended(metrics: Metrics) -> None:
     metrics.observe(RequestArrived(request("e")), [dispatch("e")], now=5)
     metrics.observe(RequestCancelled("e"), [], now=6)  # ignored: it runs, its end comes
     metrics.observe(RequestFailed("e", Failure.CLIENT_GONE), [], now=7)
+    metrics.count()
     assert metrics._requests == {}
     assert metrics._running == {"p-0": 0}
+
+
+def test_what_is_noted_is_counted_before_long_and_in_order(metrics: Metrics) -> None:
+    for n in range(1000):
+        run(metrics, f"r{n}", finished(f"r{n}"))
+        assert len(metrics._noted) < 256
+    metrics.observe(EngineLost("p-0", "crashed"), [], now=3)
+    metrics.engine_state("p-0", up=True)  # came after the loss, so it holds
+    assert value(metrics, "slotwise_engine_up", engine="p-0") == 1
+    assert nonzero(metrics, PROMPT_TOKENS)["p-0/p/home/0/cached"] == 7000
 
 
 def test_build_info_names_the_engine_builds_once_known(metrics: Metrics) -> None:
