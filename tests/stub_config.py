@@ -60,6 +60,7 @@ class Config:
     error_after_tokens: int = -1  # an error event in mid-stream, no [DONE]
     stall_after_tokens: int = -1  # nothing more comes, the slot stays busy
     # slots
+    own_choice: bool = False  # forgets pins, chooses itself, and its log says how
     ignore_pins: bool = False  # uses the next slot instead, and says so
     lose_kv: bool = False  # reuses nothing
     hangup_busy_s: float = 0.0  # a slot works on that long after its client left

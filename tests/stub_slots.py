@@ -110,7 +110,7 @@ class Slots:
         return True
 
     def _choose(self, job: Job) -> Slot | None:
-        if job.pin != -1:
+        if job.pin != -1 and not self._config.own_choice:
             off = 1 if self._config.ignore_pins else 0
             return self._slots[(job.pin + off) % len(self._slots)]
         idle = [slot for slot in self._slots if slot.job is None]
@@ -119,7 +119,10 @@ class Slots:
         threshold = self._config.slot_prompt_similarity
         if best is not None and threshold and similarity[best.id] > threshold:
             return best
-        return min(idle, key=lambda slot: (slot.released, -slot.id), default=None)
+        oldest = min(idle, key=lambda slot: (slot.released, -slot.id), default=None)
+        if oldest is not None:
+            print(f"slot get_availabl: id {oldest.id} | selected slot by LRU, t_last = 1", flush=True)
+        return oldest
 
     def _release(self, slot: Slot) -> None:
         slot.job, slot.released = None, next(self._releases)

@@ -163,6 +163,15 @@ def test_a_long_line_in_pieces_is_cut_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "0123456789 ... (line cut)\nshort\n"
 
 
+def test_each_line_is_shown_whole_to_who_watches(tmp_path: Path) -> None:
+    lines: list[str] = []
+    log = log_file.RotatingLog(tmp_path / "log", seen=lines.append)
+    for piece in (b"slot 1 | selected slot", b" by LRU\nnext\n\nla", b"st"):
+        log.feed(piece)
+    log.close()
+    assert lines == ["slot 1 | selected slot by LRU", "next", "last"]
+
+
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     log = log_file.RotatingLog(tmp_path / "file" / "log")
