@@ -121,7 +121,9 @@ class Slots:
             return best
         oldest = min(idle, key=lambda slot: (slot.released, -slot.id), default=None)
         if oldest is not None:
-            print(f"slot get_availabl: id {oldest.id} | selected slot by LRU, t_last = 1", flush=True)
+            print(
+                f"slot get_availabl: id {oldest.id} | selected slot by LRU, t_last = 1", flush=True
+            )
         return oldest
 
     def _release(self, slot: Slot) -> None:
