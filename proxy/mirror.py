@@ -51,7 +51,8 @@ class SlotMirror:
         old = self._before = self.content
         held, turns = min(match.lcp, old.held), old.turns + 1 if match.is_home else 1
         if loaded is not None:
-            held, turns = min(lcp(request.tokens, loaded.view), loaded.held), loaded.turns + 1
+            # What is loaded is a belief: until the engine reports, no more is claimed than is sure.
+            held, turns = min(held, lcp(request.tokens, loaded.view), loaded.held), loaded.turns + 1
         if not request.cache_prompt:
             held = 0
         self._replace(

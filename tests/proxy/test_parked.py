@@ -1,0 +1,78 @@
+"""Conversations that lost their slot and are in the engine's RAM cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.events import Action, Dispatch, Failure, RequestArrived, RequestFailed, RequestProgressed
+from proxy.scheduler import Scheduler
+from tests.proxy.script import arrived, dispatches, finished, scheduler, serve, text
+
+
+def in_session(id: str, session: str, *parts: tuple[str, int], turns: int = 2) -> RequestArrived:
+    request = arrived(id, text(*parts), parts[0][1], turns).request
+    return RequestArrived(replace(request, session=session))
+
+
+def parked(**keep: object) -> Scheduler:
+    """One slot, a RAM cache, and two conversations that took turns on it: a's is parked."""
+    off = {"enabled": False}
+    keeps = {"enabled": False, "park_tokens": 20_000} | keep
+    s = scheduler(slots=1, guest=off, cap=off, keep=keeps)
+    for name, now in (("a", 0), ("b", 10)):
+        serve(s, in_session(f"{name}1", name, (name, 3000)), now)
+    return s
+
+
+def next_of_a() -> RequestArrived:
+    return in_session("a2", "a", ("a", 3000), ("a2", 100), turns=2)
+
+
+def expected_of(actions: list[Action]) -> int:
+    return next(a.expected_cached for a in actions if isinstance(a, Dispatch))
+
+
+def test_a_conversation_that_lost_its_slot_is_expected_back_from_the_ram_cache() -> None:
+    assert expected_of(parked().handle(next_of_a(), 20)) == 3000
+
+
+def test_the_ram_cache_is_not_counted_on_where_that_is_off_or_there_is_none() -> None:
+    assert expected_of(parked(park=False).handle(next_of_a(), 20)) == 0
+    assert expected_of(parked(park_tokens=0).handle(next_of_a(), 20)) == 0
+
+
+def test_what_the_ram_cache_brings_back_is_no_cold_prefill() -> None:
+    off = {"enabled": False}
+    s = scheduler(slots=2, guest=off, cap=off, keep={"enabled": False, "park_tokens": 50_000})
+    for name, now in (("a", 0), ("b", 1), ("c", 2)):
+        serve(s, in_session(f"{name}1", name, (name, 9000)), now)
+    s.handle(in_session("d1", "d", ("d", 9000)), 3)  # is being read
+    held = s.handle(in_session("e1", "e", ("e", 9000)), 4)
+    assert dispatches(held) == []
+    back = s.handle(in_session("a2", "a", ("a", 9000), ("a2", 100), turns=2), 5)
+    assert [id for id, _, _ in dispatches(back)] == ["a2"]
+
+
+def test_an_engine_that_reuses_less_than_was_expected_is_believed() -> None:
+    s = parked()
+    s.handle(next_of_a(), 20)
+    s.handle(finished("a2", cached=0), 25)
+    serve(s, in_session("c1", "c", ("c", 3000)), 30)
+    third = in_session("b2", "b", ("b", 3000), ("b2", 100), turns=2)
+    assert expected_of(s.handle(third, 40)) == 0, "what was parked before is not believed in"
+
+
+def test_a_request_that_never_reached_the_engine_changed_nothing_there() -> None:
+    s = parked()
+    s.handle(next_of_a(), 20)
+    s.handle(RequestFailed("a2", Failure.ENGINE_LOST, started=False), 21)
+    again = RequestArrived(replace(next_of_a().request, id="a3"))
+    assert expected_of(s.handle(again, 22)) == 3000
+
+
+def test_until_the_engine_reports_a_slot_claims_no_more_than_is_sure() -> None:
+    s = parked()
+    s.handle(next_of_a(), 20)
+    assert s.slots()[0].resident == 0
+    s.handle(RequestProgressed("a2", 3000, 3000), 21)
+    assert s.slots()[0].resident == 3000
