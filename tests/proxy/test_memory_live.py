@@ -190,3 +190,8 @@ def test_the_parts_add_up_to_what_is_used(tmp_path: Path, two_slots: StubServer)
         parts = w.status()["parts"]
         assert min(parts.values()) >= 0
         assert sum(parts.values()) == 128 * GIB - w.status()["available_bytes"]
+
+
+def test_memory_that_nobody_watches_is_not_stale(stub: StubServer) -> None:
+    with run_proxy(stub) as proxy:
+        assert proxy.metrics()["slotwise_memory_sample_age_seconds"] == 0

@@ -114,9 +114,12 @@ def check_series(told: dict[str, Any], series: dict[str, float]) -> None:
         ("cached", hour["cached_tokens"]),
         ("evaluated", hour["reported_tokens"] - hour["cached_tokens"]),
     ):
-        found = [v for k, v in series.items() if "prompt_tokens_total" in k and source in k]
+        total = "slotwise_prompt_tokens_total{"
+        found = [v for k, v in series.items() if k.startswith(total) and source in k]
         assert sum(found) == tokens
     assert series["slotwise_memory_available_bytes"] == memory["available_bytes"]
+    for part, n_bytes in memory["parts"].items():
+        assert series[f'slotwise_memory_part_bytes{{part="{part}"}}'] == n_bytes
     assert series["slotwise_memory_floor_bytes"] == memory["floor_bytes"]
     assert series["slotwise_memory_hard_floor_bytes"] == memory["hard_floor_bytes"]
 
