@@ -50,6 +50,7 @@ def test_what_is_no_exposition_is_refused(text: str) -> None:
 
 def test_two_engines_share_a_family(stub: StubServer) -> None:
     with StubServer() as other, run_proxy(stub, other) as proxy:
+        wait_until(lambda: 'llamacpp:n_tokens_max{engine="p-1"}' in proxy.metrics())
         text = proxy.client.get("/metrics").text
         assert text.count("# TYPE llamacpp:n_tokens_max gauge\n") == 1
         for engine in ("p-0", "p-1"):
@@ -85,17 +86,18 @@ def test_an_engine_is_asked_only_when_we_are_and_not_often(stub: StubServer) -> 
     with run_proxy(stub) as proxy:
         clock = Clock(proxy)
         assert questions(stub) == 0
+        wait_until(lambda: engine_says(proxy))
         assert all(engine_says(proxy) for _ in range(5))
         assert questions(stub) == 1
         clock.now += EVERY_S
         assert engine_says(proxy)
-        assert questions(stub) == 2
+        wait_until(lambda: questions(stub) == 2)
 
 
 def test_a_silent_engine_holds_nobody_up_and_is_not_quoted_for_long(stub: StubServer) -> None:
     with run_proxy(stub) as proxy:
         clock = Clock(proxy)
-        assert engine_says(proxy)
+        wait_until(lambda: engine_says(proxy))
         stub.configure(metrics_hang=True)
         clock.now += EVERY_S
         began = time.monotonic()
@@ -109,7 +111,7 @@ def test_a_silent_engine_holds_nobody_up_and_is_not_quoted_for_long(stub: StubSe
 
 def test_an_engine_that_is_gone_says_nothing(stub: StubServer) -> None:
     with run_proxy(stub) as proxy:
-        assert engine_says(proxy)
+        wait_until(lambda: engine_says(proxy))
         proxy.inside(lambda: proxy.driver.engine_down("p-0", "exited"))
         assert not engine_says(proxy)
         wait_until(lambda: proxy.metrics()['slotwise_engine_up{engine="p-0"}'] == 0)
