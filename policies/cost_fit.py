@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from policies.cost import prefill_s, step_s
 from policies.params import Cost
 
-_PULL = 0.1  # of the first values' proportions, in reports
+# How strongly the first values' proportions pull, in reports; mostly as many answers run together.
+_PROMPT_PULL, _ANSWER_PULL = 0.1, 0.4
 _SETTLED = 8  # reports, after which one that is far off counts as an exception
 _MANY, _EVERY = 64, 5  # reports, after which each so many-th is solved for
 _MOST_RATIO = 4.0  # that an exception is taken to be off
@@ -82,7 +83,7 @@ def prompt_read(fit: Fit, n0: int, n1: int, seconds: float) -> Fit:
     )
     told = replace(fit, prefill=sums, reports=fit.reports + 1)
     names = ("prefill_c_s", "prefill_a_s", "prefill_b_s")
-    return _fitted(told, sums, names, units)
+    return _fitted(told, sums, names, units, _PROMPT_PULL)
 
 
 def tokens_generated(fit: Fit, tokens: int, seconds: float, sequences: float) -> Fit:
@@ -101,7 +102,7 @@ def tokens_generated(fit: Fit, tokens: int, seconds: float, sequences: float) ->
     )
     units = (alone_s, max(first.decode_more_s, alone_s / 4))
     told = replace(fit, decode=sums, reports=fit.reports + 1)
-    return _fitted(told, sums, ("decode_s", "decode_more_s"), units)
+    return _fitted(told, sums, ("decode_s", "decode_more_s"), units, _ANSWER_PULL)
 
 
 def _added(
@@ -128,7 +129,7 @@ def _added(
     )
 
 
-def _fitted(fit: Fit, sums: Sums, names: Sequence[str], units: Sequence[float]) -> Fit:
+def _fitted(fit: Fit, sums: Sums, names: Sequence[str], units: Sequence[float], pull: float) -> Fit:
     """The coefficients of these names anew; when many were told, one more moves them little."""
     if fit.reports > _MANY and fit.reports % _EVERY:
         return fit
@@ -140,8 +141,8 @@ def _fitted(fit: Fit, sums: Sums, names: Sequence[str], units: Sequence[float]) 
     ]
     moment = [value * unit for value, unit in zip(sums.moment, units, strict=True)]
     for i, name in enumerate(names):
-        square[i][i] += _PULL
-        moment[i] += _PULL * getattr(fit.first, name) * scale / units[i]
+        square[i][i] += pull
+        moment[i] += pull * getattr(fit.first, name) * scale / units[i]
     values: dict[str, Any] = {}
     for name, unit, value in zip(names, units, _not_negative(square, moment), strict=True):
         low, high = _BOUNDS[name]

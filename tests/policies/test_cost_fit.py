@@ -84,6 +84,16 @@ def test_steps_are_learned_by_how_many_generate() -> None:
     assert run_s(fit.cost, 0, 0, 100, 4) == pytest.approx(9.4, rel=0.05)
 
 
+def test_where_two_always_run_the_time_of_one_alone_stays_in_proportion() -> None:
+    fit = cost_fit.start(Cost(decode_s=0.04, decode_more_s=0.04))
+    drawn = random.Random(3)
+    for _ in range(25):
+        sequences = drawn.uniform(1.8, 2)
+        fit = cost_fit.tokens_generated(fit, 100, 0.6 * drawn.lognormvariate(0, 0.3), sequences)
+    assert step_s(fit.cost, 2) == pytest.approx(0.006, rel=0.15)
+    assert 0.0015 < step_s(fit.cost, 1) < 0.0045
+
+
 def test_switched_off_the_first_values_stay() -> None:
     first = Cost(fit=False)
     assert told(SLOW, 50, first).cost == first
