@@ -34,7 +34,7 @@ def test_all_faults_come_at_once_with_path_value_and_limit() -> None:
         "policy.home.chunk_tokens: expected a whole number, got 1.5",
         "policy.home.enabled: expected true or false, got 1",
         "policy.guest.sit_anywhere: unknown key, expected one of enabled, guest_max_tokens, "
-        "resident_share, protect_s, break_after_s, break_ratio, guest_max_wait_s",
+        "resident_share, protect_s, break_after_s, break_ratio, follow, guest_max_wait_s",
         "policy.affinity: expected a mapping, got []",
         "policy.nonsense: unknown section, expected one of cost, home, guest, affinity, window, "
         "order, keep, cap, cold, queue",

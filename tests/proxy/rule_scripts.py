@@ -62,6 +62,28 @@ def beside_live_conversations() -> list[Step]:
     ]
 
 
+def behind_another_guest() -> list[Step]:
+    """A title job runs, the other slot holds a conversation; a second one comes."""
+    return [
+        *served(0, turn("a", "x", 5000)),
+        *served(1, turn("a2", "x", 5200, 2)),
+        (2, arrived("t1", text(("t1", 200)))),
+        (3, arrived("t2", text(("t2", 200)))),
+        (20, Tick()),
+    ]
+
+
+def back_from_the_ram_cache() -> list[Step]:
+    """x lost its slot and is in the RAM cache; it comes back while a long prompt is read."""
+    return [
+        *served(0, turn("x", "x", 9000)),
+        *served(1, turn("y", "y", 9000)),
+        *served(2, turn("z", "z", 9000)),
+        (3, turn("d", "d", 9000)),
+        (4, turn("x2", "x", 9100, 2)),
+    ]
+
+
 def displacing_the_cheaper() -> list[Step]:
     """A conversation of 20,000 tokens, then a call of 3,000; then somebody else."""
     return [

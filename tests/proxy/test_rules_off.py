@@ -52,6 +52,7 @@ def shown(action: Action) -> str | None:
 
 SMALL_LAST, ONE, TWO, FOUR = (100_000, 4200), (100_000,), (100_000,) * 2, (100_000,) * 4
 CALM: dict[str, Any] = {"keep": OFF, "cap": OFF, "cold": OFF}  # so that nobody waits for them
+PARK = {"cap": OFF, "keep": {"enabled": False, "park_tokens": 50_000}}
 IN_TURN = {**CALM, "queue": ONE_AT_A_TIME}
 # rule -> script, other policy, windows; and what is done only with the rule on, and only without.
 SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] = {
@@ -60,6 +61,7 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
     "home.by_session": (does.with_a_changed_head, CALM, TWO, ["b>1/session"], ["b>0/new"]),
     "home.patience": (does.at_a_busy_home, CALM, TWO, ["b>1/home"], ["b>0/new"]),
     "guest.enabled": (does.beside_live_conversations, CALM, TWO, [], ["title>1/affinity"]),
+    "guest.follow": (does.behind_another_guest, CALM, TWO, [], ["t2>1/guest"]),
     "affinity.enabled": (
         does.displacing_the_cheaper,
         CALM,
@@ -89,6 +91,7 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
     "order.by_service": (does.one_key_had_more, IN_TURN, FOUR, ["ben>1/new"], ["ann>1/new"]),
     "order.background": (does.a_side_job_beside_a_prompt, CALM, TWO, [], ["t>0/guest"]),
     "keep.enabled": (does.a_newcomer_between_turns, {"cap": OFF}, TWO, [], ["n>1/affinity"]),
+    "keep.park": (does.back_from_the_ram_cache, PARK, TWO, ["x2>1/affinity"], []),
     "cap.enabled": (
         does.a_third_conversation,
         {"keep": OFF, "cold": OFF},
