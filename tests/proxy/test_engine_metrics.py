@@ -50,7 +50,7 @@ def test_what_is_no_exposition_is_refused(text: str) -> None:
 
 def test_two_engines_share_a_family(stub: StubServer) -> None:
     with StubServer() as other, run_proxy(stub, other) as proxy:
-        wait_until(lambda: 'llamacpp:n_tokens_max{engine="p-1"}' in proxy.metrics())
+        wait_until(lambda: sum("llamacpp:n_tokens_max" in name for name in proxy.metrics()) == 2)
         text = proxy.client.get("/metrics").text
         assert text.count("# TYPE llamacpp:n_tokens_max gauge\n") == 1
         for engine in ("p-0", "p-1"):
