@@ -182,4 +182,9 @@ def _hold(case: Case) -> Hold:
     if case.view.resting:
         n = len(case.waiting.request.tokens)
         return Hold(Reason.WINDOW, f"the idle slots' windows are too small for {n} tokens and room")
-    return Hold(Reason.SLOTS_BUSY, f"all {len(case.view.slots)} slots are at work")
+    return Hold(Reason.SLOTS_BUSY, all_at_work(len(case.view.slots)))
+
+
+def all_at_work(slots: int) -> str:
+    """In words."""
+    return "the only slot is at work" if slots == 1 else f"all {slots} slots are at work"

@@ -7,6 +7,7 @@ they look at the scheduler's books, where the rules of ``policies.decide`` look 
 from __future__ import annotations
 
 from policies.cost import run_s
+from policies.decide import all_at_work
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
 from policies.working_set import longest_wait_s
 from proxy.book import Profile
@@ -14,6 +15,9 @@ from proxy.contexts import BACKGROUND_KINDS
 from proxy.placement import UNPINNED
 from proxy.running import Engine
 from proxy.waiter import Waiter
+
+# What waits for these waits on, whatever a side job does meanwhile.
+_OF_ITS_OWN = (Reason.HELD, Reason.HOME_BUSY, Reason.SESSION_CAP)
 
 
 def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
@@ -33,7 +37,10 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
     if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
         return None
     first = [r for r in profile.reading(now) if r.request.kind not in BACKGROUND_KINDS]
-    queued = any(w.view.request.kind not in BACKGROUND_KINDS for w in profile.waiters.values())
+    queued = any(
+        w.view.request.kind not in BACKGROUND_KINDS and w.reason not in _OF_ITS_OWN
+        for w in profile.waiters.values()
+    )
     if not first and not queued:
         return None
     recheck_s = min(left_s, profile.next_read_s(first, now))
@@ -61,5 +68,5 @@ def unpinned_verdict(engine: Engine, request: Request) -> Verdict:
         why = f"the prompt has {len(request.tokens)} tokens, the window holds {largest}"
         return Reject("exceed_context_size_error", why, largest)
     if engine.unpinned >= len(engine.mirrors):
-        return Hold(Reason.SLOTS_BUSY, f"all {len(engine.mirrors)} slots are at work")
+        return Hold(Reason.SLOTS_BUSY, all_at_work(len(engine.mirrors)))
     return Place(UNPINNED, Rule.UNPINNED, 0, None, "the engine does not keep pins")

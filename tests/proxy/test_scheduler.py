@@ -812,6 +812,20 @@ def test_a_side_job_lets_the_first_token_go_first() -> None:
     assert dispatches(s.handle(RequestProgressed("main", 1200, 0), 2)) == [("t", 0, "guest")]
 
 
+def test_a_side_job_does_not_wait_for_what_waits_for_a_slot_of_its_own() -> None:
+    """The newcomer waits for a slot that is kept for its owner; the third slot stands idle."""
+    off = {"enabled": False}
+    s = scheduler(slots=3, cap=off, cold=off, keep=KEEPING)
+    serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
+    kept = in_session("a2", "a", ("head", 50), ("a", 3000), ("a2", 50))
+    s.handle(kept, 1)
+    s.handle(RequestProgressed("a2", 3100, 0), 2)
+    again = RequestArrived(replace(kept.request, id="a3"))
+    assert dispatches(s.handle(again, 3)) == [], "waits for its home"
+    [(_, _, rule)] = dispatches(s.handle(of(title("t"), kind="side"), 4))
+    assert rule == "guest"
+
+
 def test_a_side_job_waits_no_longer_than_its_bound() -> None:
     s = scheduler(slots=2)
     s.handle(turn("main", "m", 1), 0)
