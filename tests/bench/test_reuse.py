@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 )
 SLOTS = 4
 # Which session goes on next is a draw that no rule foresees, while the optimum knows it. So single
-# orders lie 0.1 to 1.6 points below it; this one has a margin, the average is tested beside it.
-SEED = 4
+# orders lie 0.1 to 1.8 points below it, and what is held is the mean of a fixed few.
+SEEDS = range(1, 6)
 needs_traces = pytest.mark.skipif(
     not trace.traces_dir().is_dir(),
     reason=f"no traces in {trace.traces_dir()} ({trace.TRACES_VARIABLE})",
@@ -28,19 +28,23 @@ needs_traces = pytest.mark.skipif(
 
 
 @needs_traces
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() -> None:
-    plan = Plan(
-        moments=workload.moments("tau_airline", live=SLOTS, seed=SEED),
-        live=SLOTS,
-        slots=SLOTS,
-        concurrent=False,
-        max_tokens=8,
-    )
-    arm = Arm("slotwise", engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS))
-    slotwise, optimum, infinite = measure(plan, [arm], Console(quiet=True))["rows"]
-    assert slotwise["prompt tokens"] == optimum["prompt tokens"]
-    assert optimum["reuse"] - 0.01 <= slotwise["reuse"] <= optimum["reuse"] <= infinite["reuse"]
+    below = []
+    for seed in SEEDS:
+        plan = Plan(
+            moments=workload.moments("tau_airline", live=SLOTS, seed=seed),
+            live=SLOTS,
+            slots=SLOTS,
+            concurrent=False,
+            max_tokens=4,
+        )
+        arm = Arm("slotwise", engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS))
+        slotwise, optimum, infinite = measure(plan, [arm], Console(quiet=True))["rows"]
+        assert slotwise["prompt tokens"] == optimum["prompt tokens"]
+        assert slotwise["reuse"] <= optimum["reuse"] <= infinite["reuse"]
+        below.append(optimum["reuse"] - slotwise["reuse"])
+    assert fmean(below) <= 0.01, below
 
 
 @needs_traces
