@@ -121,7 +121,7 @@ class Flow:
 
     @property
     def per_s(self) -> float:
-        return self.events / self.seconds
+        return self.events / self.seconds if self.seconds else 0.0
 
     @property
     def metered_each(self) -> float:

@@ -86,7 +86,7 @@ class Deciding:
         for waiter in profile.waiters.values():
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
             view = waiter.view
-            is_guest = not view.owns and guest.is_guest(
+            is_guest = not (view.owns or view.parked_most) and guest.is_guest(
                 view.request, slots, view.matches, profile.params
             )
             rank = order.rank(view, is_guest, now - view.arrived, profile.params, overdue)

@@ -44,6 +44,7 @@ class EngineClient:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._calls: set[asyncio.Task[httpx.Response]] = set()
+        self._lingering: set[UpstreamStream] = set()
         self._short = httpx.AsyncClient(
             base_url=self.url,
             headers=self._headers,
@@ -160,7 +161,13 @@ class EngineClient:
 
     async def open(self, path: str, content: bytes) -> UpstreamStream:
         """Post a generation; returns when the engine's head is here. The caller closes it."""
-        return await post(self.url, path, self._headers, content)
+        return await post(self.url, path, self._headers, content, self._lingering)
+
+    async def settled(self) -> None:
+        """Wait until the engine has seen every hang-up, a bounded time each: what ``/slots`` says
+        then is about those requests, too."""
+        for stream in tuple(self._lingering):
+            await stream.gone()
 
 
 def _is_cancelled() -> bool:

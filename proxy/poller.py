@@ -83,6 +83,7 @@ class SlotsPoller:
             now = self._clock()
             at = max(self._asked_at + self._pace.between_s, now + self._pace.delay_s)
             await asyncio.sleep(at - now)
+            await self._client.settled()
             self._asked_at = self._clock()
             try:
                 slots = tuple(report_of(slot) for slot in await self._client.slots())

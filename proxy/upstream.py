@@ -5,8 +5,10 @@ the transport's callback costs a fraction of its layers (``bench/results/overhea
 connection is used once, because llama-server closes it after a stream without notice. What arrives
 while the reader is busy is handed over as one piece, so that a proxy that falls behind catches up.
 
-Closing is immediate and waits for nothing: it is the only way to tell the engine to stop, and it
-has to work in the ``finally`` of a task that is being cancelled.
+Closing tells the engine at once and waits for nothing: it is the only way to make it stop, and it
+has to work in the ``finally`` of a task that is being cancelled. What lingers is the connection's
+other half, until the engine ends that too: a request may lie unread in the engine's socket while
+``/slots`` shows nothing of it, and would start later, beside another that was sent to its slot.
 """
 
 from __future__ import annotations
@@ -28,17 +30,28 @@ MAX_BUFFERED_BYTES = 256 * 1024
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Engines speak plain HTTP; without this each client would read the system's certificates anew."""
 
+LINGER_S = 1.0
+"""How long the engine may take to end its half of a connection that was closed here."""
+
 _MAX_ERROR_BYTES = 1024 * 1024
 _DEFAULT_TYPE = "application/json"
 
 
-async def post(url: str, path: str, headers: Mapping[str, str], content: bytes) -> UpstreamStream:
+async def post(
+    url: str,
+    path: str,
+    headers: Mapping[str, str],
+    content: bytes,
+    lingering: set[UpstreamStream] | None = None,
+) -> UpstreamStream:
     """Returns when the engine's head is here; the caller closes what it gets.
+
+    ``lingering``: where it is found from its close until the engine has ended its half.
 
     Raises :class:`EngineUnreachableError`, ``sent`` False where there was no connection.
     """
     parts = urlsplit(url)
-    stream = UpstreamStream()
+    stream = UpstreamStream(lingering)
     try:
         await _connect(stream, parts.hostname or "", parts.port, parts.scheme == "https")
         stream.send(_head(parts.netloc, path, headers, len(content)), content)
@@ -71,7 +84,7 @@ def _head(host: str, path: str, headers: Mapping[str, str], length: int) -> byte
 class UpstreamStream(asyncio.Protocol):
     """The engine's answer to one generation, as it comes. One task at a time reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lingering: set[UpstreamStream] | None = None) -> None:
         self.status = 0  # 0: no head yet
         self.content_type = _DEFAULT_TYPE
         self._parser = httptools.HttpResponseParser(self)
@@ -84,12 +97,16 @@ class UpstreamStream(asyncio.Protocol):
         self._complete = False
         self._broken: str | None = None  # why nothing more will come
         self._closed = False
+        self._sent = False
+        self._lingering = set() if lingering is None else lingering
+        self._gone: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------ the reader's side
 
     def send(self, head: bytes, content: bytes) -> None:
         """The whole request in one write."""
         assert self._transport is not None
+        self._sent = True
         self._transport.writelines((head, content))
 
     async def opened(self) -> None:
@@ -130,10 +147,27 @@ class UpstreamStream(asyncio.Protocol):
         return UpstreamError(self.status, content, self.content_type)
 
     def close(self) -> None:
-        """End the connection now, whatever is under way. May be called twice."""
+        """Tell the engine that nobody listens any more. May be called twice."""
+        transport, again = self._transport, self._closed
         self._closed = True
-        if self._transport is not None:
-            self._transport.abort()
+        if transport is None or again or transport.is_closing():
+            return
+        if self._complete or not self._sent or not transport.can_write_eof():
+            transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._gone = loop.create_future()
+        self._lingering.add(self)
+        self._parts.clear()
+        if self._paused:
+            transport.resume_reading()  # or the engine's end would not be read
+        transport.write_eof()
+        loop.call_later(LINGER_S, transport.abort)
+
+    async def gone(self) -> None:
+        """Wait until the engine has ended its half as well, :data:`LINGER_S` at most."""
+        if self._gone is not None:
+            await asyncio.shield(self._gone)
 
     async def _changed(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -154,7 +188,7 @@ class UpstreamStream(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._complete or self._broken is not None:
+        if self._complete or self._closed or self._broken is not None:
             return  # behind the answer's end nothing is expected
         try:
             self._parser.feed_data(data)
@@ -171,6 +205,9 @@ class UpstreamStream(asyncio.Protocol):
             self._complete = True
         if not self._complete and self._broken is None:
             self._broken = str(error or "the connection was closed")
+        self._lingering.discard(self)
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
         self._wake()
 
     # ------------------------------------------------------------ the parser's side

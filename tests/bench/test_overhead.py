@@ -12,7 +12,7 @@ import pytest
 from bench import overhead, overhead_arms
 from bench.fake_engine import FakeEngine
 from bench.overhead_arms import Arm
-from bench.overhead_load import CHAT, LoadError, Talker, post, streams
+from bench.overhead_load import CHAT, LAST_CHUNK, LoadError, Talker, post, streams
 from bench.overhead_report import DIRECT, LONG, NGINX, SHORT, Figures, report, verdicts
 
 OURS = "slotwise"
@@ -59,8 +59,27 @@ def test_a_paced_stream_takes_its_time_and_its_first_token_does_not() -> None:
             assert first_s < 0.05, "the tokens behind the first are not waited for"
 
 
+@contextmanager
+def in_one_piece() -> Iterator[str]:
+    """A server whose one answer arrives whole, so that nothing comes between first and last."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(head + b"data: {}\n\n" * 2 + LAST_CHUNK)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        serving = threading.Thread(target=answer)
+        serving.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        serving.join(10)
+
+
 def test_streams_that_never_run_together_are_no_measurement() -> None:
-    with fake() as url, pytest.raises(LoadError, match="too short"):
+    with in_one_piece() as url, pytest.raises(LoadError, match="too short"):
         streams(url, [asked(2)])
 
 

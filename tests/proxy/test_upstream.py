@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError
-from proxy.upstream import MAX_BUFFERED_BYTES, UpstreamStream, post
+from proxy.upstream import LINGER_S, MAX_BUFFERED_BYTES, UpstreamStream, post
 from tests.support import open_fds, wait_until_async
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -226,5 +227,57 @@ def test_a_cancelled_connection_attempt_leaves_nothing(run: Callable[[Any], Any]
                 if not attempt.cancelled():
                     attempt.result().close()
             await wait_until_async(lambda: open_fds() <= fds)
+
+    run(work())
+
+
+def test_a_hang_up_is_settled_once_the_engine_has_read_and_dropped_the_request(
+    run: Callable[[Any], Any],
+) -> None:
+    """The request lies unread in the engine's socket: it could start after /slots was asked."""
+
+    async def work() -> None:
+        came, read_it = asyncio.Event(), asyncio.Event()
+        read: list[bytes] = []
+
+        async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.set()
+            await read_it.wait()
+            read.append(await reader.read())  # to the end: it sees the hang-up
+            writer.close()
+
+        server = await asyncio.start_server(late, "127.0.0.1", 0)
+        client = EngineClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+        call = asyncio.create_task(client.open("/completion", b"{}"))
+        await came.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        settled = asyncio.create_task(client.settled())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not settled.done()
+        read_it.set()
+        await settled
+        assert read[0].endswith(b"{}")
+        await client.close()
+        server.close()
+
+    run(work())
+
+
+def test_an_engine_that_never_ends_its_half_is_not_waited_for_long(
+    run: Callable[[Any], Any],
+) -> None:
+    async def work() -> None:
+        fds = open_fds()
+        async with engine(lambda _reader, _writer: asyncio.sleep(30)) as url:
+            client = EngineClient(url, None)
+            call = asyncio.create_task(client.open("/completion", b"{}"))
+            await wait_until_async(lambda: open_fds() >= fds + 3)
+            call.cancel()
+            await asyncio.wait({call})
+            async with asyncio.timeout(10 * LINGER_S):
+                await client.settled()
+            await client.close()
 
     run(work())
