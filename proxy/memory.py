@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from proxy.events import MemorySampled
 from proxy.meminfo import MemInfo, Reading
-from proxy.process_memory import own_bytes, pss_bytes
+from proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,8 @@ class MemoryWatch:
             await asyncio.sleep(_PARTS_EVERY_S)
 
     def _measure(self) -> None:
-        self._own = pss_bytes(os.getpid()) or {}
+        apart = {engine.pid for engine in self._engines.values()}
+        self._own = family_pss_bytes(os.getpid(), apart)
         for engine in list(self._engines.values()):
             engine.pss = pss_bytes(engine.pid) or {}
 

@@ -9,7 +9,11 @@ available: they are no part of what is used.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
+
+import psutil
 
 _PSS = re.compile(rb"^Pss_(Anon|Shmem|File):\s+(\d+) kB$", re.MULTILINE)
 _RSS = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
@@ -35,3 +39,16 @@ def pss_bytes(pid: int, proc: Path = Path("/proc")) -> dict[str, int] | None:
     except OSError:
         return None
     return {kind.decode().lower(): int(kib) * 1024 for kind, kib in found} if found else None
+
+
+def family_pss_bytes(pid: int, apart: Collection[int] = ()) -> dict[str, int]:
+    """The same of a process and all that it started, but for ``apart`` and what those started."""
+    total: Counter[str] = Counter(pss_bytes(pid) or {})
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.Error:
+        return dict(total)
+    for child in children:
+        if child.pid not in apart:
+            total.update(family_pss_bytes(child.pid, apart))
+    return dict(total)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from policies.admission import GIB, Headroom, memory_shortage
 from proxy.meminfo import MemInfo, group_at, own_groups
-from proxy.process_memory import own_bytes, pss_bytes
+from proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
 from tests.scripted_meminfo import text
 
 NOWHERE = Path("/nonexistent/pressure")
@@ -199,3 +201,22 @@ def test_a_process_is_told_by_its_own_pages() -> None:
     assert own >= len(mine)
     assert pss["anon"] >= len(mine)
     assert (own_bytes(2**22 + 7), pss_bytes(2**22 + 7)) == (None, None)
+
+
+def test_what_a_process_started_counts_with_it_but_for_what_counts_apart() -> None:
+    script = "held = bytearray(40 << 20); print('up', flush=True); input()"
+    line = [sys.executable, "-c", script]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == b"up\n"
+        alone = family_pss_bytes(os.getpid(), {child.pid})["anon"]
+        together = family_pss_bytes(os.getpid())["anon"]
+        child.stdin.close()
+    assert 40 << 20 <= together - alone < 80 << 20
+
+
+def test_of_a_process_that_is_gone_nothing_is_told() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait(30)
+    assert family_pss_bytes(child.pid) == {}
