@@ -76,3 +76,17 @@ def test_until_the_engine_reports_a_slot_claims_no_more_than_is_sure() -> None:
     assert s.slots()[0].resident == 0
     s.handle(RequestProgressed("a2", 3000, 3000), 21)
     assert s.slots()[0].resident == 3000
+
+
+def test_what_a_ram_cache_has_is_no_guest_however_short() -> None:
+    """It comes back to its copy by cost, not to the seat that costs others least."""
+    s = scheduler(slots=1, cap={"enabled": False}, keep={"enabled": False, "park_tokens": 20_000})
+    big, short = ("big", 12_000), ("short", 600)
+    serve(s, in_session("a1", "a", short, turns=1), 0)
+    serve(s, in_session("b1", "b", big, turns=1), 10)
+    [back] = [
+        action
+        for action in s.handle(in_session("a2", "a", short, ("a2", 50), turns=1), 20)
+        if isinstance(action, Dispatch)
+    ]
+    assert (back.rule, back.expected_cached) == ("affinity", 600)
