@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 import pytest
 
-from tests.stub_config import Config
-from tests.support import StubServer, traces_dir, wait_until
+from tests.support import StubServer, traces_dir
 
 
 def pytest_report_header() -> str:
@@ -37,18 +35,8 @@ def _shared_stub() -> Iterator[StubServer]:
 @pytest.fixture
 def two_slots(_shared_stub: StubServer) -> Iterator[StubServer]:
     """A stub engine of 2 slots of 1024 tokens, empty, behaving well: one process for all tests."""
-    stub = _shared_stub
-    _reset(stub)
-    yield stub
-    _reset(stub)
-
-
-def _reset(stub: StubServer) -> None:
-    settings = {f.name: f.default for f in fields(Config)} | _TWO_SLOTS
-    stub.configure(**settings)
-    wait_until(lambda: not stub.busy(), what="idle slots of the shared stub")
-    stub.empty()
-    stub.clear()
+    yield _shared_stub.as_new(**_TWO_SLOTS)
+    _shared_stub.as_new(**_TWO_SLOTS)
 
 
 _TWO_SLOTS = {"slots": 2, "ctx": 2048, "slot_save_path": "/unused"}

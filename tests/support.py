@@ -16,12 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
 import psutil
 import pytest
+
+from tests.stub_config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT_S = 30.0
@@ -179,6 +182,19 @@ class StubServer(Process):
         """Empty every slot; needs ``slot_save_path``, as with llama-server."""
         for id_slot in range(len(self._client.get("/stub/slots").json())):
             self._client.post(f"/slots/{id_slot}?action=erase").raise_for_status()
+
+    def as_new(self, **settings: Any) -> Self:
+        """Its defaults but for ``settings``, once it is idle; every slot empty, nothing seen.
+
+        So one process can serve many tests: starting one takes longer than most of them.
+        """
+        wanted = asdict(Config()) | settings
+        self.configure(**wanted | {"slot_save_path": "/unused"})
+        wait_until(lambda: not self.busy(), what="idle slots of a shared stub")
+        self.empty()
+        self.configure(slot_save_path=wanted["slot_save_path"])
+        self.clear()
+        return self
 
     def busy(self) -> list[int]:
         """The slots at work, asked past the log."""

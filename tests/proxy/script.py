@@ -27,6 +27,7 @@ from proxy.scheduler import Scheduler
 
 # One millisecond a token and nothing else, so that seconds in a test are easy to foresee.
 PLAIN_COST = Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.01, expected_output=10)
+HEAD = ("head", 1000)  # a client's system text and tools
 
 
 def params(**sections: dict[str, Any]) -> Params:
@@ -114,3 +115,35 @@ def next_wake(actions: list[Action]) -> float | None:
 
 def tick(s: Scheduler, now: float) -> list[Action]:
     return s.handle(Tick(), now)
+
+
+def chat(name: str, turn: int, head: tuple[str, int] = HEAD) -> tuple[tuple[str, int], ...]:
+    """The parts of a conversation's prompt: head, first user turn, then 300 tokens a turn."""
+    later = [(f"{name}{k}", 300) for k in range(2, turn + 1)]
+    return (head, (f"{name}1", 200), *later)
+
+
+def turn(id: str, name: str, n: int, key: str = "k") -> RequestArrived:
+    """Arrival of turn ``n`` of a conversation; its first user turn ends at token 1200."""
+    return arrived(id, text(*chat(name, n)), first_user_end=1200, turns=n, key=key)
+
+
+def in_session(id: str, session: str, *parts: tuple[str, int], turns: int = 2) -> RequestArrived:
+    """A turn of a client that names its session; the first user turn ends with the second part."""
+    request = arrived(id, text(*parts), parts[0][1] + parts[1][1], turns).request
+    return RequestArrived(replace(request, session=session))
+
+
+def resident(s: Scheduler, name: str, at: float, turns: int = 3, n: int = 20_000) -> int:
+    """A long conversation of several turns; returns its slot."""
+    return serve(s, arrived(f"{name}@{at}", text((name, n)), n // 2, turns), at)
+
+
+def title(id: str, n: int = 300) -> RequestArrived:
+    """A title job: one short turn that shares nothing."""
+    return arrived(id, text((f"title {id}", n)))
+
+
+def of(event: RequestArrived, **changes: object) -> RequestArrived:
+    """The same arrival with other fields of its request."""
+    return RequestArrived(replace(event.request, **changes))  # type: ignore[arg-type]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -16,9 +18,11 @@ from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from proxy.events import Action, Dispatch, Event, RequestFailed, RequestFinished
 from proxy.poller import Pace
-from tests.stub_config import Config
-from tests.support import StubServer, wait_until, wait_until_async
+from tests.running_proxy import samples
+from tests.support import wait_until_async
 
+CHAT = "/v1/chat/completions"
+LONG = "word " * 3000
 TIMEOUT_S = 20.0
 
 
@@ -55,19 +59,6 @@ class Proxy:
         await wait_until_async(
             lambda: all(s.state == "idle" for s in self.driver.scheduler.slots())
         )
-
-
-def as_new(stub: StubServer) -> StubServer:
-    """A stub that served another test, idle and empty, with its defaults."""
-    stub.configure(**asdict(Config()))
-    wait_until(lambda: not stub.busy())
-    stub.configure(slot_save_path="any")
-    for id_slot in range(4):
-        erased = httpx.post(f"{stub.url}/slots/{id_slot}", params={"action": "erase"})
-        erased.raise_for_status()
-    stub.configure(slot_save_path="")
-    stub.clear()
-    return stub
 
 
 def queue(**changes: Any) -> Params:
@@ -125,3 +116,33 @@ def one_ending_each(journal: Recorder) -> None:
 
 def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
+
+
+def told(frame: str) -> Any:
+    """What one ``data:`` line of a stream says."""
+    return json.loads(frame.removeprefix("data: "))
+
+
+@contextlib.asynccontextmanager
+async def streaming(p: Proxy, body: dict[str, Any]) -> AsyncIterator[httpx.Response]:
+    """The open answer to a chat request."""
+    async with p.client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        yield response
+
+
+async def hang_up_in(p: Proxy, body: dict[str, Any], reached: Any) -> float:
+    """Send it, leave once ``reached`` is true; the moment of leaving."""
+    async with httpx.AsyncClient(base_url=p.url, timeout=20) as client:
+        sending = asyncio.create_task(client.post(CHAT, json=body))
+        await wait_until_async(reached)
+        left = time.monotonic()
+        sending.cancel()
+        await asyncio.wait({sending})
+    return left
+
+
+def counted(p: Proxy, code: str) -> float:
+    """How many requests ended with this status, by the proxy's own count."""
+    found = samples(p.driver.metrics.exposition()[0].decode())
+    name = "slotwise_requests_total{"
+    return sum(v for k, v in found.items() if k.startswith(name) and f'code="{code}"' in k)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,23 +14,10 @@ import pytest
 
 from proxy.app import GENERATING, NOT_PLACED, create_app
 from proxy.driver import Driver, ServedProfile
-from tests.proxy.shell import as_new, chat, proxy, queue
+from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer
 
-CHAT = "/v1/chat/completions"
 SECRET = "sk-very-secret-0001"
-
-
-@pytest.fixture(scope="module")
-def one_stub() -> Iterator[StubServer]:
-    with StubServer() as stub:
-        yield stub
-
-
-@pytest.fixture
-def stub(one_stub: StubServer) -> StubServer:
-    """A stub with its defaults; one process serves all tests of this file."""
-    return as_new(one_stub)
 
 
 def test_models_are_the_engines_with_our_names_and_the_usable_window(stub: StubServer) -> None:

@@ -11,11 +11,10 @@ from policies.types import Request
 from proxy.driver import Driver, ServedProfile
 from proxy.events import EngineReady
 from proxy.sse import Seen
-from tests.proxy.shell import chat, proxy
+from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import ROOT, StubServer
 
 SESSIONS, MODELS, KEYS = 10_000, 500, 100
-CHAT = "/v1/chat/completions"
 
 
 def stated() -> int:

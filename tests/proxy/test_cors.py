@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from proxy.cors import origin_of
-from tests.proxy.shell import as_new, chat, proxy
+from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import StubServer
 
-CHAT = "/v1/chat/completions"
 PAGE, OTHER = "http://localhost:3000", "https://evil.example"
 ALLOWED = "access-control-allow-origin"
 ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-
-
-@pytest.fixture(scope="module")
-def one_stub() -> Iterator[StubServer]:
-    with StubServer() as stub:
-        yield stub
-
-
-@pytest.fixture
-def stub(one_stub: StubServer) -> StubServer:
-    return as_new(one_stub)
 
 
 def test_without_the_option_no_page_may_read_an_answer(stub: StubServer) -> None:

@@ -13,10 +13,9 @@ import pytest
 
 from proxy import lanes_page
 from proxy.live import MOST_LISTENERS, Live
-from tests.proxy.shell import Proxy, chat, proxy
+from tests.proxy.shell import CHAT, Proxy, chat, proxy
 from tests.support import StubServer, wait_until_async
 
-CHAT = "/v1/chat/completions"
 EVENTS = "/slotwise/events"
 
 

@@ -25,11 +25,10 @@ from proxy.media_prompt import MediaPrompts, _joined
 from proxy.prompt_encoder import Edges, PromptEncoder
 from proxy.prompt_sections import one_section, sections_of
 from proxy.segments import Cuts
-from tests.proxy.shell import proxy
+from tests.proxy.shell import CHAT, proxy
 from tests.stub_text import media_tokens
 from tests.support import StubServer
 
-CHAT = "/v1/chat/completions"
 COUNT = f"{CHAT}/input_tokens"
 ONE, OTHER = "data:image/png;base64,T05F" + "A" * 400, "data:image/png;base64,T1RI" + "A" * 400
 

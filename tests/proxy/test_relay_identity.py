@@ -10,10 +10,9 @@ from policies.params import Params, Queue
 from proxy.events import Dispatch, RequestArrived
 from proxy.life import ServedProfile
 from proxy.normalize import Normalize
-from tests.proxy.shell import proxy
+from tests.proxy.shell import CHAT, proxy
 from tests.support import StubServer
 
-CHAT = "/v1/chat/completions"
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {}}} for name in ("a", "b", "c")
 ]

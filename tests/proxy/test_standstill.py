@@ -13,10 +13,8 @@ from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.events import Dispatch, Failure, RequestFailed, SlotReport
 from proxy.standstill import Standstill, stands_still
-from tests.proxy.shell import chat, proxy, queue
+from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer, wait_until_async
-
-CHAT = "/v1/chat/completions"
 
 
 def test_a_request_that_is_not_streamed_ends_when_its_slot_stands_still(stub: StubServer) -> None:

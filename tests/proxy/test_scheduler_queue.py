@@ -1,0 +1,89 @@
+"""Who waits, for how long, in which order; who is told at once that it is no use."""
+
+from __future__ import annotations
+
+from policies.types import Reason
+from proxy.events import Refuse
+from tests.proxy.script import (
+    arrived,
+    cancelled,
+    dispatches,
+    finished,
+    scheduler,
+    serve,
+    text,
+    tick,
+    turn,
+)
+
+
+def test_no_more_run_than_the_profile_allows() -> None:
+    s = scheduler(slots=4, queue={"max_running": 2})
+    for k in range(3):
+        s.handle(arrived(f"r{k}", text((f"r{k}", 100))), k)
+    waiting = s.waiting(3)
+    assert [(w.id, w.reason) for w in waiting] == [("r2", Reason.MAX_RUNNING)]
+    assert dispatches(s.handle(finished("r0"), 4)) != []
+
+
+def test_who_still_owns_a_slot_goes_before_a_newcomer() -> None:
+    s = scheduler(slots=2, queue={"max_running": 1})
+    home = serve(s, turn("a2", "a", 2), 0)
+    s.handle(turn("x", "x", 1), 1)
+    s.handle(turn("new", "n", 1), 2)
+    s.handle(turn("a3", "a", 3), 3)
+    assert dispatches(s.handle(finished("x"), 4)) == [("a3", home, "home")]
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    s = scheduler(slots=2, queue={"max_running": 1})
+    serve(s, turn("a2", "a", 2), 0)
+    s.handle(turn("x", "x", 1), 1)
+    s.handle(turn("new", "n", 1), 2)
+    s.handle(turn("a3", "a", 3), 300)
+    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 302.1))] == ["new"]
+
+
+def test_order_can_be_switched_off() -> None:
+    s = scheduler(slots=2, queue={"max_running": 1}, order={"enabled": False})
+    serve(s, turn("a2", "a", 2), 0)
+    s.handle(turn("x", "x", 1), 1)
+    s.handle(turn("new", "n", 1), 2)
+    s.handle(turn("a3", "a", 3), 3)
+    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 4))] == ["new"]
+
+
+def test_a_full_queue_refuses_with_503_and_a_full_key_with_429() -> None:
+    """Field report R53: within the limit requests wait, beyond it they are told so at once."""
+    queue = {"max_running": 1, "max_waiting": 3, "max_waiting_per_key": 2}
+    s = scheduler(slots=1, queue=queue)
+    answers = {}
+    for k, key in enumerate(["a", "a", "a", "a", "b", "b"]):
+        for action in s.handle(arrived(f"r{k}", text((f"r{k}", 50)), key=key), 0):
+            if isinstance(action, Refuse):
+                answers[action.id] = (action.status, action.code, action.retry_after_s)
+    assert answers == {"r3": (429, "rate_limit_exceeded", 5), "r5": (503, "queue_full", 5)}
+
+
+def test_every_wait_ends_at_its_bound() -> None:
+    queue = {"max_running": 1, "queue_timeout_s": 10, "request_timeout_s": 100}
+    s = scheduler(slots=1, queue=queue)
+    s.handle(arrived("run", text(("run", 50))), 0)
+    s.handle(arrived("plain", text(("plain", 50)), stream=False), 0)
+    s.handle(arrived("stream", text(("stream", 50)), stream=True), 0)
+    [refusal, *_] = tick(s, 10)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.id, refusal.status, refusal.code) == ("plain", 503, "queue_timeout")
+    assert refusal.retry_after_s
+    [refusal, *_] = tick(s, 100)
+    assert isinstance(refusal, Refuse)
+    assert refusal.id == "stream"
+
+
+def test_a_cancelled_request_is_forgotten() -> None:
+    s = scheduler(slots=1)
+    s.handle(arrived("run", text(("run", 50))), 0)
+    s.handle(arrived("gone", text(("gone", 50))), 0)
+    assert s.handle(cancelled("gone"), 1) == []
+    assert dispatches(s.handle(finished("run"), 2)) == []
+    assert s.waiting(2) == []
