@@ -1,7 +1,8 @@
 """Servers to measure, each a process of its own: a bare engine, or slotwise in front of one.
 
 Every server remembers the launch line its figures belong to. All of them listen on loopback, are
-waited for with a bound, and are ended by their own process id, whatever happens in between.
+waited for with a bound, and are ended by their own process id, whatever happens in between; they
+end with this process even where it is killed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+
+from launcher.parent_death import dying_with_us
 
 START_S = 180.0  # loading a model on a busy small machine
 STOP_S = 20.0
@@ -173,6 +176,7 @@ def _process(
                 stderr=subprocess.STDOUT,
                 cwd=folder_of_code,
                 start_new_session=True,
+                preexec_fn=dying_with_us(),
             )
         try:
             yield process, log
@@ -234,7 +238,9 @@ def _tail(log: Path, lines: int = 5) -> str:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=START_S, preexec_fn=dying_with_us()
+    )
     if done.returncode:
         raise ServerError(f"{shlex.join(command)}: {done.stderr.strip()[-300:]}")
     return done.stdout.strip()

@@ -25,6 +25,7 @@ FAKE = "bench.fake_engine"
 SLOTWISE = f"slotwise serve PROFILE, parallel: {SLOTS}, max_running: {RUNNING}, binary: the fake"
 NGINX = """\
 daemon off;
+master_process off;
 {user}
 pid {folder}/nginx.pid;
 error_log stderr error;

@@ -31,6 +31,7 @@ import psutil
 from bench.overhead_load import CHAT, Talker, post
 from bench.report import markdown_table
 from bench.seeing_server import READY, SWITCH
+from launcher.parent_death import dying_with_us
 
 STUB = ("-m", "tests.stub_server", "--slots", "8", "--ctx", "65536", "--answer-tokens", "16")
 STUB_READY = "listening on "
@@ -76,7 +77,12 @@ class Way:
 @contextlib.contextmanager
 def running(command: Sequence[str], ready: str) -> Iterator[tuple[str, psutil.Process]]:
     """A child and the URL it prints behind ``ready``; ended by its own process id."""
-    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=dying_with_us(),
+    )
     assert child.stdout is not None
     watchdog = threading.Timer(LIMIT_S, child.kill)
     watchdog.start()

@@ -2,8 +2,8 @@
 
 * It leads a session of its own, so that Ctrl-C in the terminal reaches slotwise alone, which then
   ends the engine in the right order.
-* The kernel kills it should slotwise die (PR_SET_PDEATHSIG). That is bound to the *thread* that
-  starts it, hence spawn() runs in the event loop's thread and never in a pool.
+* The kernel kills it should slotwise die. That is bound to the *thread* that starts it, hence
+  spawn() runs in the event loop's thread and never in a pool.
 * It is ended by SIGTERM, a second SIGTERM (llama-server waits for open connections on the first
   and leaves on the second), then SIGKILL to the whole group.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -23,14 +22,13 @@ from typing import BinaryIO
 
 from launcher import pid_file
 from launcher.log_file import RotatingLog
+from launcher.parent_death import dying_with_us
 
 TERM_LIMIT_S = 5.0
 SECOND_TERM_LIMIT_S = 3.0
 KILL_LIMIT_S = 5.0
 DRAIN_LIMIT_S = 0.2  # the event loop waits meanwhile
-_PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 65536
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
@@ -95,13 +93,6 @@ def spawn(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: RotatingLog, pids: Path
 ) -> Child:
     """Starts a child; raises OSError where the program cannot be run."""
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died between fork and prctl
-            os._exit(1)
-
     process = subprocess.Popen(
         list(argv),
         env=dict(env),
@@ -110,7 +101,7 @@ def spawn(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=die_with_parent,  # one system call: safe beside threads
+        preexec_fn=dying_with_us(),
     )
     try:
         pid_file.write(pids, process.pid, argv)

@@ -56,8 +56,8 @@ MEASURING |= {"matplotlib", "pydantic"}
 
 
 ASKING = (
-    *("causes", "client", "compare", "demo", "engines", "memory_cost", "replay", "sender"),
-    *("seeing_cost", "suite_reality"),
+    *("causes", "client", "compare", "demo", "memory_cost", "replay", "sender"),
+    "suite_reality",
 )
 
 
@@ -87,6 +87,12 @@ LAWS = (
         ("bench/seeing_server.py",),
         ("bench", "bench.*", *POLICIES, "proxy", "proxy.*"),
         SERVING,
+    ),
+    Law(
+        # what they start shall end with them, as slotwise's engines do
+        ("bench/engines.py", "bench/seeing_cost.py"),
+        ("bench", "bench.*", "launcher", "launcher.parent_death"),
+        MEASURING | {"httpx"},
     ),
     Law(
         # these talk to a running server
