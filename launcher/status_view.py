@@ -181,8 +181,9 @@ def _memory(memory: Json | None) -> list[RenderableType]:
     table = _table("", "")
     table.show_header = False
     for name, n_bytes in (*memory["parts"].items(), ("available", memory["available_bytes"])):
-        style = "green" if name == "available" else "blue"
-        table.add_row(_bar([("█", style, n_bytes / total)]), _gib(n_bytes), _text(name))
+        style = "green" if name in ("available", "free_lists") else "blue"
+        said = "free_lists: freed, not yet available" if name == "free_lists" else name
+        table.add_row(_bar([("█", style, n_bytes / total)]), _gib(n_bytes), _text(said))
     limits = (
         f"floor {_gib(memory['floor_bytes'])}, hard floor {_gib(memory['hard_floor_bytes'])}, "
         f"reserved {_gib(memory['reserved_bytes'])}"

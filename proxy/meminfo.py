@@ -18,7 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_LINE = re.compile(rb"^(MemTotal|MemAvailable):\s+(\d+) kB$", re.MULTILINE)
+from proxy import free_lists
+
+_LINE = re.compile(rb"^(MemTotal|MemAvailable|AnonPages|Shmem):\s+(\d+) kB$", re.MULTILINE)
+_NEEDED, _HELD = {b"MemTotal", b"MemAvailable"}, {b"AnonPages", b"Shmem"}
 _FULL = re.compile(rb"^full avg10=(\d+(?:\.\d+)?)\b", re.MULTILINE)
 _MOST_BYTES = 65536
 _NO_LIMIT = 2**60  # bytes; version 1 writes a number of this size for none
@@ -35,10 +38,21 @@ class Reading:
     stalled: float | None = None  # percent of the last 10 s, see PSI; None: not told here
     problem: str = ""
     limit: str = ""  # the cgroup whose limit was lower, else empty
+    # Both are the machine's, so not told of a group that is limited. Nothing is admitted by them.
+    free_lists_bytes: int = 0  # see proxy/free_lists.py
+    processes_bytes: int | None = None  # the pages of all processes, but for those of files
+
+    @property
+    def used_bytes(self) -> int:
+        """Not available, and not on the kernel's lists of free pages; 0 where it is not told."""
+        if self.available_bytes is None:
+            return 0
+        return self.total_bytes - self.available_bytes - self.free_lists_bytes
 
 
 class MemInfo:
-    """Where this machine's memory is read. ``cgroup``: ``auto``, ``off``, or a directory."""
+    """Where this machine's memory is read. ``cgroup``: ``auto``, ``off``, or a directory;
+    ``zoneinfo`` None: the kernel's, where ``path`` is the kernel's as well."""
 
     def __init__(
         self,
@@ -47,6 +61,7 @@ class MemInfo:
         *,
         stale_s: float = 2.0,
         pressure: Path = _PRESSURE,
+        zoneinfo: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
@@ -55,6 +70,7 @@ class MemInfo:
         self._stale_s = stale_s
         self._clock = clock
         self._is_kernels = os.path.realpath(path).startswith(_MADE_ANEW)
+        self._zoneinfo = zoneinfo or (free_lists.ZONEINFO if self._is_kernels else None)
         self._seen: tuple[int, bytes] | None = None
         self._changed_at = clock()
         self._total = 0
@@ -70,12 +86,17 @@ class MemInfo:
         limit = ""
         for group in self._groups:
             bounded = group.read()
-            if bounded is not None and bounded[0] < total:
+            if bounded is not None and bounded[0] <= total:
                 # Of a limited group neither more than its limit nor than the host has left.
                 total, available = bounded[0], min(available, bounded[1])
                 limit = str(group.directory)
         self._total = total
-        return Reading(max(0, min(available, total)), total, self._stalled(), limit=limit)
+        available = max(0, min(available, total))
+        if limit:
+            return Reading(available, total, self._stalled(), limit=limit)
+        on_lists = free_lists.read_bytes(self._zoneinfo) if self._zoneinfo else 0
+        held = told[b"AnonPages"] + told[b"Shmem"] if told.keys() >= _HELD else None
+        return Reading(available, total, self._stalled(), "", "", on_lists, held)
 
     def _lines(self) -> dict[bytes, int]:
         with self._path.open("rb") as file:
@@ -85,7 +106,7 @@ class MemInfo:
         if signature != self._seen or self._is_kernels:
             self._seen, self._changed_at = signature, now
         told = {name: int(kib) * 1024 for name, kib in _LINE.findall(content)}
-        if len(told) < 2 or not 0 < told[b"MemTotal"] < _NO_LIMIT:
+        if not told.keys() >= _NEEDED or not 0 < told[b"MemTotal"] < _NO_LIMIT:
             raise ValueError(f"{self._path} has no MemAvailable and MemTotal")
         if now - self._changed_at > self._stale_s:
             raise ValueError(f"{self._path} has not changed for {now - self._changed_at:.1f} s")

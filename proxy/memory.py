@@ -20,14 +20,15 @@ from proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
 log = logging.getLogger(__name__)
 
 _PARTS_EVERY_S = 5.0
-_GPU_PART_BYTES = 2**29  # a fall of what is available beyond a process's own that a GPU explains
-SLOTWISE, OTHER = "slotwise", "other"
+_GPU_PART_BYTES = 2**29  # so much in no process's pages, and a GPU explains it
+SLOTWISE, FREE_LISTS, OTHER = "slotwise", "free_lists", "other"
+_TAKEN_NAMES = (SLOTWISE, FREE_LISTS, OTHER)
 
 
 @dataclass(slots=True)
 class EngineMemory:
-    """One engine's process. ``device_bytes``: what MemAvailable fell by while it loaded and no
-    process shows: the part a GPU holds."""
+    """One engine's process. ``device_bytes``: what was taken while it loaded and no process
+    shows: the part a GPU holds."""
 
     pid: int
     at_ready_bytes: int | None  # its own memory, when it was ready
@@ -44,7 +45,7 @@ class MemoryWatch:
         self.reading = Reading(None, 0, problem="not read yet")
         self.loading_bytes: Callable[[], int] = lambda: 0
         self._engines: dict[str, EngineMemory] = {}
-        self._before: dict[str, int] = {}  # available when the engine began to load
+        self._before: dict[str, Reading] = {}  # when the engine began to load
         self._own: Mapping[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,30 +70,25 @@ class MemoryWatch:
     def engine_loading(self, engine: str) -> None:
         """Its process was started: what is available falls from here on."""
         self._engines.pop(engine, None)
-        available = self.meminfo.read().available_bytes
-        if available is not None:
-            self._before[engine] = available
+        self._before[engine] = self.meminfo.read()
 
     def engine_ready(self, engine: str, pid: int | None) -> int | None:
         """It has loaded. Returns what it took all in all (bytes), as far as that can be told."""
-        before, now = self._before.pop(engine, None), self.meminfo.read().available_bytes
+        before, now = self._before.pop(engine, None), self.meminfo.read()
         own = own_bytes(pid) if pid else None
-        fell = max(0, before - now) if before is not None and now is not None else None
-        if pid:
-            # Beside it others may have taken some of it; a little is no GPU's part.
-            device = max(0, fell - own) if fell is not None and own is not None else 0
-            device = device if own is not None and device > max(own // 4, _GPU_PART_BYTES) else 0
+        if pid and own is not None:
+            device = _on_gpu(before, now, own)
+            device = device if device > own // 4 else 0
             self._engines[engine] = EngineMemory(pid, own, device)
-            return own + device if own is not None else fell
-        return fell
+            return own + device
+        if before is None or before.available_bytes is None or now.available_bytes is None:
+            return None
+        return max(0, before.available_bytes - now.available_bytes)
 
     def taken_bytes(self, engine: str, pid: int | None) -> int:
-        """What an engine that loads has taken so far. Of what a GPU holds only the fall of what is
-        available tells; a small fall is not taken for that, others may have caused it."""
+        """What an engine that loads has taken so far."""
         own = (own_bytes(pid) if pid else None) or 0
-        before, now = self._before.get(engine), self.reading.available_bytes
-        fell = before - now if before is not None and now is not None else 0
-        return fell if fell - own > _GPU_PART_BYTES else own
+        return own + _on_gpu(self._before.get(engine), self.reading, own)
 
     def engine_gone(self, engine: str) -> None:
         self._engines.pop(engine, None)
@@ -151,19 +147,36 @@ class MemoryWatch:
         }
 
     def parts(self) -> dict[str, int]:
-        """Who holds what is used: slotwise, each engine, and all others. They add up to MemTotal -
-        MemAvailable; a figure that is newer than the rest is cut rather than make ``other``
-        negative. Empty where memory cannot be told."""
+        """Who holds what is used: slotwise, each engine, the kernel's lists of free pages, and all
+        others. They add up to MemTotal - MemAvailable; a figure that is newer than the rest is cut
+        rather than make ``other`` negative. Empty where memory cannot be told."""
         reading = self.reading
         if reading.available_bytes is None:
             return {}
         left = reading.total_bytes - reading.available_bytes
+        holders = {SLOTWISE: _taken(self._own)}
+        for name, parts in self.engine_parts().items():
+            holders[f"engine {name}" if name in _TAKEN_NAMES else name] = _taken(parts)
+        holders[FREE_LISTS] = reading.free_lists_bytes
         found = {}
-        taken = {name: _taken(parts) for name, parts in self.engine_parts().items()}
-        for name, n_bytes in ({SLOTWISE: _taken(self._own)} | taken).items():
+        for name, n_bytes in holders.items():
             found[name] = min(n_bytes, left)
             left -= found[name]
-        return {**found, OTHER: left}
+        on_lists = found.pop(FREE_LISTS)
+        return {**found, OTHER: left, FREE_LISTS: on_lists}  # free ones beside what is available
+
+
+def _on_gpu(before: Reading | None, now: Reading, own_bytes: int) -> int:
+    """What was taken since and is in no process's pages. Others may load beside it, so the pages
+    of all count off, where they are told; a small rise is not taken for a GPU's part."""
+    if before is None or before.available_bytes is None or now.available_bytes is None:
+        return 0
+    rose = now.used_bytes - before.used_bytes
+    if before.processes_bytes is None or now.processes_bytes is None:
+        rose -= own_bytes
+    else:
+        rose -= now.processes_bytes - before.processes_bytes
+    return rose if rose > _GPU_PART_BYTES else 0
 
 
 def _taken(parts: Mapping[str, int]) -> int:

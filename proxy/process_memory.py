@@ -1,9 +1,9 @@
 """What processes take of the machine's memory, as far as the kernel tells of a process.
 
 Of a process that uses a GPU it does not tell all: what a driver allocates is in no process's
-figures. That part is measured as what MemAvailable fell by while the engine loaded. Pages of mapped
-files (the model's weights, where they are mapped) are page cache, which MemAvailable counts as
-available: they are no part of what is used.
+figures. That part is measured as what was taken beyond all processes' own pages while the engine
+loaded. Pages of mapped files (the model's weights, where they are mapped) are page cache, which
+MemAvailable counts as available: they are no part of what is used.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ MEASURING |= {"matplotlib", "pydantic"}
 
 
 ASKING = (
-    *("causes", "client", "compare", "demo", "memory_cost", "replay", "sender"),
+    *("causes", "client", "compare", "demo", "memory_cost", "memory_other", "replay", "sender"),
     "suite_reality",
 )
 

@@ -11,8 +11,9 @@ _NO_ROLE = 'label_replace(vector(0), "role", "no small model is configured", "",
 PANELS = (
     Areas(
         title="Who holds it",
-        about="slotwise, each engine and all others: together MemTotal - MemAvailable. Page cache "
-        "is not in it: it counts as available.",
+        about="slotwise, each engine, all others, and free_lists: freed, but on the kernel's "
+        "lists of each CPU and not available yet. Together MemTotal - MemAvailable. Page cache is "
+        "not in it: it counts as available.",
         unit="bytes",
         queries=(Query("sum by (part) (slotwise_memory_part_bytes)", "{{part}}"),),
     ),
@@ -33,8 +34,8 @@ PANELS = (
     ),
     Areas(
         title="An engine's memory, by kind",
-        about="anon and shmem: the process; device: what a GPU holds, by what MemAvailable fell "
-        "at load; file: page cache, which counts as available.",
+        about="anon and shmem: the process; device: what a GPU holds, taken at load and in no "
+        "process's pages; file: page cache, which counts as available.",
         unit="bytes",
         queries=(
             Query(

@@ -81,6 +81,9 @@ function legend(parent, rows) {
   });
 }
 
+// Parts that no process holds: their colour is their own, and what they are is said.
+const PARTS = { other: "other", free_lists: "free_lists: freed, not yet available" };
+
 // The parts add up to what is not available; floors are counted from the right end.
 export function drawMemory(status) {
   const memory = status.memory;
@@ -93,7 +96,7 @@ export function drawMemory(status) {
   if (!known) return;
   const total = memory.total_bytes;
   const rows = Object.entries(memory.parts ?? {}).map(([name, bytes], index) =>
-    ({ name: `memory-${name === "other" ? "other" : index % 6}`, text: name, bytes }));
+    ({ name: `memory-${name in PARTS ? name : index % 6}`, text: PARTS[name] ?? name, bytes }));
   const free = { name: "memory-free", text: "available", bytes: memory.available_bytes };
   const parts = [...rows, free].map((row) => ({ ...row, share: row.bytes / total }));
   stack(byId("memory-bar"), parts);

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from policies.admission import GIB, Headroom, memory_shortage
+from proxy import free_lists
 from proxy.meminfo import MemInfo, group_at, own_groups
 from proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
-from tests.scripted_meminfo import text
+from tests.scripted_meminfo import text, zones
 
 NOWHERE = Path("/nonexistent/pressure")
 
@@ -171,6 +172,41 @@ def test_pressure_is_read_where_it_is_told(meminfo: Path, tmp_path: Path) -> Non
     memory = reader(meminfo, pressure=pressure)
     assert memory.read().stalled is None
     assert memory.sources()["pressure"] is None
+
+
+def test_what_is_on_the_kernels_free_lists_is_told_and_not_available(
+    meminfo: Path, tmp_path: Path
+) -> None:
+    """Gone, forbidden or of another form: nothing is on them."""
+    zoneinfo = tmp_path / "zoneinfo"
+    zoneinfo.write_text(zones(3 * GIB))
+    memory = reader(meminfo, zoneinfo=zoneinfo)
+    found = memory.read()
+    assert (found.available_bytes, found.free_lists_bytes) == (70 * GIB, 3 * GIB)
+    assert found.used_bytes == 55 * GIB
+    for content in (b"", b"\xff\x00", b"  pagesets\n    count: many\n", b"nr_count 7\ncount: 7\n"):
+        zoneinfo.write_bytes(content)
+        assert memory.read().free_lists_bytes == 0
+    zoneinfo.unlink()
+    assert memory.read().free_lists_bytes == 0
+    assert reader(meminfo).read().free_lists_bytes == 0  # not the kernel's file: of no machine
+
+
+def test_of_a_limited_group_the_machines_lists_are_no_part(meminfo: Path, tmp_path: Path) -> None:
+    directory = group(tmp_path / "group", 2, str(32 * GIB), used=20, cache=5)
+    (tmp_path / "zoneinfo").write_text(zones(3 * GIB))
+    meminfo.write_text(text(70, held_gib=9))
+    how = {"zoneinfo": tmp_path / "zoneinfo"}
+    alone, within = reader(meminfo, **how), reader(meminfo, cgroup=str(directory), **how)
+    assert (alone.read().free_lists_bytes, alone.read().processes_bytes) == (3 * GIB, 9 * GIB)
+    assert (within.read().free_lists_bytes, within.read().processes_bytes) == (0, None)
+
+
+@pytest.mark.skipif(not free_lists.ZONEINFO.exists(), reason="no /proc/zoneinfo here")
+def test_the_kernels_own_lists_are_read_where_its_meminfo_is() -> None:
+    found = MemInfo(cgroup="off").read()
+    assert found.processes_bytes
+    assert 0 <= found.free_lists_bytes <= found.total_bytes // 4
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -19,7 +19,7 @@ from proxy.memory_gate import MemoryRules
 from tests.browser import chromium, page
 from tests.proxy.test_lanes_page import PAGE, asking, known
 from tests.running_proxy import RunningProxy, run_proxy
-from tests.scripted_meminfo import GIB, ScriptedMeminfo
+from tests.scripted_meminfo import GIB, ScriptedMeminfo, zones
 from tests.support import StubServer, wait_until
 
 SLOTS = range(4)
@@ -56,7 +56,7 @@ def on_page(seen: Any) -> dict[str, Any]:
         "states": seen.locator(".lane .does").all_inner_texts(),
         "why": seen.locator(".line .why").all_inner_texts(),
         "memory": {
-            row.locator(".text").inner_text(): row.locator(".value").inner_text()
+            row.locator(".text").inner_text().partition(":")[0]: row.locator(".value").inner_text()
             for row in seen.locator("#memory li").all()
         },
     }
@@ -92,6 +92,7 @@ def check_page(told: dict[str, Any], read: dict[str, Any]) -> None:
     assert read["states"] == [slot["text"] for slot in slots]
     assert read["why"] == [waiter["text"] for waiter in profile["waiting"]]
     shown = {name: f"{n_bytes / GIB:.1f} GiB" for name, n_bytes in memory["parts"].items()}
+    assert shown.keys() == {"slotwise", "other", "free_lists"}
     assert read["memory"].items() >= shown.items()
 
 
@@ -126,7 +127,9 @@ def check_series(told: dict[str, Any], series: dict[str, float]) -> None:
 
 def watched(meminfo: Path) -> dict[str, Any]:
     limits = Limits(floor_gib=15)
-    watch = MemoryWatch(MemInfo(meminfo, cgroup="off"), 0.1)
+    zoneinfo = meminfo.with_name("zoneinfo")
+    zoneinfo.write_text(zones(3 * GIB))
+    watch = MemoryWatch(MemInfo(meminfo, cgroup="off", zoneinfo=zoneinfo), 0.1)
     return {"memory": MemoryRules(limits), "watch": watch}
 
 
@@ -158,6 +161,7 @@ def test_status_page_top_and_metrics_agree(
             check_terminal(told, text)
             check_series(told, series)
             assert sum(told["memory"]["parts"].values()) == 68 * GIB
+            assert told["memory"]["parts"]["free_lists"] == 3 * GIB
             assert min(told["memory"]["parts"].values()) >= 0
             if with_page:
                 with chromium() as browser, page(browser, proxy.url + PAGE) as seen:
