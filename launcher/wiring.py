@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from launcher.machine import Machine
 from launcher.planned import Planned
 from launcher.profile import Profile
 from launcher.roles import Role
-from launcher.settings import LaunchedServer
+from launcher.settings import EMBEDDED, LaunchedServer
 from policies import params
 from policies.admission import Growth, Limits
 from proxy import kinds, normalize
@@ -28,6 +29,8 @@ from proxy.meminfo import MemInfo
 from proxy.memory import MemoryWatch
 from proxy.memory_gate import MemoryRules
 from proxy.reclaiming import Member
+
+WHEEL = "xllamacpp"
 
 
 def role(profile: Profile, by_name: Mapping[str, Planned]) -> Role:
@@ -61,7 +64,18 @@ def served(profile: Profile, planned: Planned | None) -> ServedProfile:
         windows=tuple(windows) if windows is not None else None,
         growth=grows,
         peak_bytes=round(peak_gib * 2**30) if peak_gib is not None else None,
+        build=_build(profile),
     )
+
+
+def _build(profile: Profile) -> str:
+    """The wheel's version, where the engine is the one of a wheel: it does not know its own."""
+    if not isinstance(profile.server, LaunchedServer) or profile.server.binary != EMBEDDED:
+        return ""
+    try:
+        return f"{WHEEL} {metadata.version(WHEEL)}"
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _rules(profile: Profile, grows: Growth) -> params.Params:

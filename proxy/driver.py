@@ -37,7 +37,7 @@ from proxy.events import (
 from proxy.history import DEFAULT_KEEP_BYTES, History
 from proxy.journal import Journal
 from proxy.ledger import Ledger
-from proxy.life import EngineLife, look_at
+from proxy.life import EngineLife, build_of, look_at
 from proxy.life import ServedProfile as ServedProfile
 from proxy.memory import MemoryWatch
 from proxy.memory_desk import MemoryDesk
@@ -280,7 +280,7 @@ class Driver:
         life.state = "up"
         self.tokenizer.ready(client, profile)
         self.metrics.engine_state(engine, True)
-        self.metrics.engine_build(str(result.props.get("build_info", "")))
+        self.metrics.engine_build(build_of(result, served))
         # Of a unified KV each slot's own window is the whole pool.
         pool = max(result.windows) if served.kv_unified else None
         growth = self.memory.engine_ready(engine, served.growth, served.peak_bytes)

@@ -37,6 +37,7 @@ class ServedProfile:
     kinds: Patterns = field(default_factory=Patterns)
     growth: Growth = field(default_factory=Growth)  # what its engine may take after its load
     peak_bytes: int | None = None  # what its engine takes at most, all in all
+    build: str = ""  # of its engine, as far as whoever starts it knows
 
 
 @dataclass
@@ -51,6 +52,13 @@ class EngineLife:
     poller: SlotsPoller | None = None
     probe: ProbeResult | None = None
     models: dict[str, Any] | None = None  # its own /v1/models
+
+
+def build_of(probe: ProbeResult | None, served: ServedProfile) -> str:
+    """Which llama.cpp it is: by its own word, else by who starts it; empty: nobody can tell."""
+    told = str(probe.props.get("build_info") or "") if probe is not None else ""
+    # What llama.cpp says where its sources were built outside git, as a wheel's are.
+    return served.build if told in ("", "b0-unknown") else told
 
 
 async def look_at(life: EngineLife, client: EngineClient, pause_s: float) -> ProbeResult:

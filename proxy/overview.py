@@ -14,7 +14,7 @@ from policies.attribution import Cause
 from proxy import explain, words
 from proxy.driver import Driver
 from proxy.last_hour import SPAN_S, Sums
-from proxy.life import EngineLife
+from proxy.life import EngineLife, ServedProfile, build_of
 from proxy.record import Record
 
 LAST_REQUESTS = 12
@@ -30,7 +30,10 @@ def overview(driver: Driver) -> dict[str, Any]:
         "version": version(),
         "time": round(driver.history.time_of_day(now), 3),
         "profiles": profiles,
-        "engines": {life.name: _engine(life) for life in driver.engines.values()},
+        "engines": {
+            life.name: _engine(life, driver.profiles[life.profile])
+            for life in driver.engines.values()
+        },
         "requests": [_brief(r) for r in reversed(driver.history.records(last=LAST_REQUESTS))],
         "memory": driver.memory.json(now),
         "history": driver.history.kept(),
@@ -61,14 +64,14 @@ def reuse(sums: Sums) -> dict[str, Any]:
     }
 
 
-def _engine(life: EngineLife) -> dict[str, Any]:
+def _engine(life: EngineLife, served: ServedProfile) -> dict[str, Any]:
     return {
         "profile": life.profile,
         "state": life.state,
         "text": life.text,
         "pins": life.probe.pins if life.probe else None,
         "windows": life.probe.windows if life.probe else None,
-        "build": life.probe.props.get("build_info") if life.probe else None,
+        "build": build_of(life.probe, served) or None,
     }
 
 

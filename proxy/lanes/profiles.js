@@ -61,7 +61,8 @@ function slotsOf(profile) {
 
 function build(up) {
   const builds = new Set(up.map(([, engine]) => engine.build).filter(Boolean));
-  return builds.size ? ` · llama.cpp ${[...builds].join(", ")}` : "";
+  const named = [...builds].map((name) => (/^b\d/.test(name) ? `llama.cpp ${name}` : name));
+  return named.length ? ` · ${named.join(", ")}` : "";
 }
 
 // What keeps it from working, or from working well.

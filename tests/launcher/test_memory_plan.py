@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from launcher import (
 from launcher.fitting import Fit
 from launcher.machine import Machine
 from launcher.memory_plan import Outcome
+from launcher.settings import LaunchedServer
 from policies.admission import Growth
 from tests.launcher import big_models as big
 from tests.launcher import headers
@@ -289,6 +292,17 @@ def test_the_gate_learns_what_the_plan_knows(tmp_path: Path) -> None:
     assert served.params.keep.park_tokens == 64 * 2**20 // 65_536
     main = wiring.role(planned.profile, {"qwen3.8-27b": planned})
     assert (main.order, main.claim_bytes) == (0, planned.plan.load_bytes)
+
+
+def test_the_build_of_the_embedded_engine_is_its_wheels(tmp_path: Path) -> None:
+    _meminfo(tmp_path)
+    (planned,) = _outcome(tmp_path, _profile(tmp_path, "qwen3.8-27b")).planned
+    server = planned.profile.server
+    assert isinstance(server, LaunchedServer)
+    assert wiring.served(planned.profile, planned).build == ""
+    embedded = replace(planned.profile, server=server.model_copy(update={"binary": "embedded"}))
+    found = metadata.version("xllamacpp")
+    assert wiring.served(embedded, planned).build == f"xllamacpp {found}"
 
 
 def test_the_second_start_is_planned_by_the_first(tmp_path: Path, slotwise: Slotwise) -> None:

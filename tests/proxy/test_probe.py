@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from proxy.engine import EngineClient
+from proxy.life import ServedProfile, build_of
 from proxy.probe import ProbeResult, probe
 from tests.support import StubServer
 
@@ -76,3 +79,20 @@ def test_no_engine_is_no_exception() -> None:
     result = probed("http://127.0.0.1:9")
     assert (result.reachable, result.pins) == (False, False)
     assert "cannot be asked" in result.text
+
+
+@pytest.mark.parametrize(
+    ("told", "known", "shown"),
+    [
+        ("b11549-abc", "wheel 1.0", "b11549-abc"),
+        ("b0-unknown", "wheel 1.0", "wheel 1.0"),
+        (None, "wheel 1.0", "wheel 1.0"),
+        ("b0-unknown", "", ""),
+    ],
+)
+def test_a_build_is_told_by_the_engine_or_by_who_starts_it(
+    told: str | None, known: str, shown: str
+) -> None:
+    probe_of = ProbeResult(True, True, "", props={"build_info": told})
+    assert build_of(probe_of, ServedProfile("p", build=known)) == shown
+    assert build_of(None, ServedProfile("p", build=known)) == known
