@@ -26,6 +26,7 @@ from rich.progress import Progress
 
 from bench import client, engines, workload
 from bench.client import Answer
+from bench.command_line import count, counts, parser_of
 from bench.engines import Model, Server
 from bench.report import markdown_table
 from bench.trace import Call, TraceError
@@ -179,27 +180,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.causes", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.causes", __doc__)
     add = parser.add_argument
     add("trace", nargs="*", help=f"a trace file or its name (all of {', '.join(TRACES)})")
-    add("--live", type=_count, default=8, help="sessions live at a time (%(default)s)")
-    add("--slots", type=_counts, default=[2, 4, 8], help="slots of the engine (2,4,8)")
-    add("--calls", type=_count, default=100, help="the first so many (%(default)s, up to 1000)")
+    add("--live", type=count, default=8, help="sessions live at a time (%(default)s)")
+    add("--slots", type=counts, default=[2, 4, 8], help="slots of the engine (2,4,8)")
+    add("--calls", type=count, default=100, help="the first so many (%(default)s, up to 1000)")
     add("--seed", type=int, default=1, help="of the order of calls (%(default)s)")
-    add("--ctx", type=_count, default=CTX_TOKENS, help="window of a slot, tokens (%(default)s)")
+    add("--ctx", type=count, default=CTX_TOKENS, help="window of a slot, tokens (%(default)s)")
     add("--binary", help="a llama-server binary in place of the embedded engine")
     return parser
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
-
-
-def _count(text: str) -> int:
-    if text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= 1:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text[:20]!r}")
 
 
 if __name__ == "__main__":

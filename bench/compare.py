@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import bounds, client, engines, workload
+from bench.command_line import count, parser_of
 from bench.engines import Model, Server
 from bench.report import markdown_table, percentile
 from bench.rows import rows_of, total
@@ -251,18 +252,17 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.compare", __doc__)
     add = parser.add_argument
     add("trace", help="a trace file, a name in SLOTWISE_TRACES, titles or newsroom")
-    add("--live", type=int, default=4, help="sessions live at a time (%(default)s)")
-    add("--slots", type=int, default=4, help="slots of every engine (%(default)s)")
+    add("--live", type=count, default=4, help="sessions live at a time (%(default)s)")
+    add("--slots", type=count, default=4, help="slots of every engine (%(default)s)")
     add("--seed", type=int, default=1, help="of the order of calls (%(default)s)")
-    add("--seeds", type=int, default=1, help="then so many orders through slotwise (%(default)s)")
-    add("--calls", type=int, help="only so many moments (calls sent together)")
+    add("--seeds", type=count, default=1, help="then so many orders through slotwise (%(default)s)")
+    add("--calls", type=count, help="only so many moments (calls sent together)")
     add("--concurrent", action="store_true", help="live sessions send at the same time")
-    add("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
-    add("--ctx", type=int, default=CTX_TOKENS, help="window of a slot, tokens (%(default)s)")
+    add("--max-tokens", type=count, default=MAX_TOKENS, help="of each answer (%(default)s)")
+    add("--ctx", type=count, default=CTX_TOKENS, help="window of a slot, tokens (%(default)s)")
     add("--model", choices=("tiny", "gemma"), default="tiny")
     add("--binary", help="a llama-server binary in place of the embedded engine")
     add("--arm", action="append", help="only arms with this in their name; may repeat")

@@ -10,7 +10,6 @@ Python loop over two equal prompts: a scheduler that compared naively would need
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from bench.command_line import count, parser_of
 from bench.report import markdown_table
 from policies.params import Cold, Params, Queue
 from policies.prefix import Tokens, pack
@@ -189,12 +189,11 @@ def _one_slot_changed(size: Size) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.decide_bench", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--waiting", type=int, default=64)
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=PROMPT_TOKENS)
-    parser.add_argument("--rounds", type=int, default=101)
+    parser = parser_of("bench.decide_bench", __doc__)
+    parser.add_argument("--waiting", type=count, default=64)
+    parser.add_argument("--slots", type=count, default=8)
+    parser.add_argument("--tokens", type=count, default=PROMPT_TOKENS)
+    parser.add_argument("--rounds", type=count, default=101)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     rows = measure(Size(options.waiting, options.slots, options.tokens, options.rounds))

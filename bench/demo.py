@@ -9,7 +9,6 @@ arm has an engine of its own and gets the same calls at the same moments.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from bench import bounds, client, demo_calls, engines
 from bench.client import Answer
+from bench.command_line import parser_of
 from bench.engines import Model, Server
 from bench.report import percentile
 from bench.rows import rows_of, total
@@ -203,8 +203,7 @@ def verdict(results: Sequence[Result], optimum: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.demo", __doc__)
     parser.add_argument("--model", choices=("gemma", "tiny"), default="gemma")
     parser.add_argument("--binary", help="a llama-server binary in place of the embedded engine")
     options = parser.parse_args(argv)

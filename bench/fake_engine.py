@@ -11,7 +11,6 @@ llama-server that it does not know are accepted, so that slotwise can start it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import selectors
 import socket
@@ -25,6 +24,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+
+from bench.command_line import count, parser_of, port
 
 HEAD_END = b"\r\n\r\n"
 FORWARDED = ("/apply-template", "/tokenize", "/detokenize", "/v1/models")
@@ -270,14 +271,12 @@ def _content_length(head: bytes) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.fake_engine", description=__doc__, allow_abbrev=False
-    )
+    parser = parser_of("bench.fake_engine", __doc__)
     parser.add_argument("--engine", required=True, help="URL of the real engine")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("-np", type=int, default=1, help="slots")
-    parser.add_argument("-c", type=int, default=4096, help="tokens of all slots together")
+    parser.add_argument("--port", type=port, default=0)
+    parser.add_argument("-np", type=count, default=1, help="slots")
+    parser.add_argument("-c", type=count, default=4096, help="tokens of all slots together")
     given, _ = parser.parse_known_args(arguments)
     with socket.create_server((given.host, given.port), backlog=256) as listener:
         FakeEngine(listener, given.engine, given.np, given.c // given.np).serve()

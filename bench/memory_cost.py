@@ -13,7 +13,6 @@ runs. Three promises are held against each other:
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import threading
@@ -25,6 +24,7 @@ import httpx
 import psutil
 
 from bench import engines
+from bench.command_line import count, parser_of
 from bench.engines import Model, Server
 
 MIB = 2**20
@@ -169,9 +169,9 @@ def _mib(n_bytes: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; status 1 where a promise was broken."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--requests", type=int, default=100, help="(%(default)s)")
-    parser.add_argument("--tokens", type=int, default=30_000, help="of a prompt (%(default)s)")
+    parser = parser_of("bench.memory_cost", __doc__)
+    parser.add_argument("--requests", type=count, default=100, help="(%(default)s)")
+    parser.add_argument("--tokens", type=count, default=30_000, help="of a prompt (%(default)s)")
     given = parser.parse_args(arguments)
     try:
         outcome = measure(engines.tiny_model(), given.requests, given.tokens)

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import track
 
 from bench import bounds, sim_workload, trace, workload
+from bench.command_line import count, mapping, pairs, parser_of, seconds
 from bench.report import markdown_table
 from bench.rows import Renderer, Row, total
 from bench.sim_workload import Ask, Workload
@@ -243,9 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     options = _parser().parse_args(argv)
     try:
-        params, faults = from_mapping(yaml.safe_load(options.policy) or {})
+        params, faults = from_mapping(options.policy)
         if faults:
-            raise ValueError("; ".join(faults))
+            raise ValueError(f"--policy: {'; '.join(faults)}")
         table = _table(options, params)
     except (ValueError, OSError) as error:
         print(f"bench.offline: {error}", file=sys.stderr)
@@ -255,8 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _table(options: argparse.Namespace, params: Params) -> list[dict[str, Any]]:
-    pairs = [tuple(map(int, pair.split("/"))) for pair in options.pairs.split(",")]
-    jobs = [(name, live, slots) for name in options.traces for live, slots in pairs]
+    jobs = [(name, live, slots) for name in options.traces for live, slots in options.pairs]
     table = []
     for name, live, slots in track(jobs, "replaying", console=Console(stderr=True), transient=True):
         timed: list[tuple[float, Ask]] | None = None
@@ -277,19 +276,20 @@ def _text_rows(name: str, live: int, options: argparse.Namespace) -> list[Row]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.offline", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.offline", __doc__)
     parser.add_argument("traces", nargs="*", default=TRACES, help="trace names; mix = several")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for traces of texts")
     parser.add_argument(
         "--replaced", action="store_true", help="when a session ends, the next begins"
     )
-    parser.add_argument("--pairs", default=PAIRS, help="live/slots pairs (%(default)s)")
+    parser.add_argument("--pairs", type=pairs, default=PAIRS, help="live/slots (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--calls", type=int, help="the first so many calls only")
-    parser.add_argument("--think", type=float, default=10.0, help="s between calls (%(default)s)")
+    parser.add_argument("--calls", type=count, help="the first so many calls only")
+    parser.add_argument("--think", type=seconds, default=10.0, help="s between calls (%(default)s)")
     parser.add_argument("--answers", action="store_true", help="slots hold the recorded answers")
-    parser.add_argument("--policy", default="", help="policy section as YAML, e.g. '{guest: {..}}'")
+    parser.add_argument(
+        "--policy", type=mapping, default={}, help="policy section as YAML, e.g. '{guest: {..}}'"
+    )
     return parser
 
 

@@ -10,7 +10,6 @@ proxy and engine share the machine: read the ratios.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import random
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import engines, overhead_arms
+from bench.command_line import count, parser_of
 from bench.overhead_arms import Arm
 from bench.overhead_load import CHAT, LoadError, Talker, post, streams, undisturbed
 from bench.overhead_prompts import Turn, long_turns, short_turns
@@ -87,9 +87,9 @@ def flows(arms: Sequence[Arm], size: Size, progress: Progress) -> Flows:
     found: Flows = {count: {arm.name: [] for arm in arms} for count in size.streams}
     rng = random.Random(2)
     task = progress.add_task("streams", total=size.rounds * len(size.streams) * len(arms))
-    for _, count in product(range(size.rounds), size.streams):
+    for _, n in product(range(size.rounds), size.streams):
         for arm in rng.sample(arms, len(arms)):
-            found[count][arm.name].append(flow(arm, count, size.events))
+            found[n][arm.name].append(flow(arm, n, size.events))
             progress.advance(task)
     return found
 
@@ -144,7 +144,7 @@ def running_arms(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
+    parser = parser_of("bench.overhead", __doc__)
     defaults = Size()
     for name, what in (
         ("short", "requests of 200 tokens"),
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("events", "of each stream"),
     ):
         default = getattr(defaults, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=_count, default=default, help=f"{what} ({default})")
+        parser.add_argument(f"--{name}", type=count, default=default, help=f"{what} ({default})")
     parser.add_argument(
         "--against",
         action="append",
@@ -175,13 +175,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(f"# What slotwise adds\n\n`{command}`\n\n{told}\n")
     return 0
-
-
-def _count(text: str) -> int:
-    """A whole number from 1 up; its error is argparse's."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r:.40}")
-    return int(text)
 
 
 def run(size: Size, against: Sequence[str]) -> str:

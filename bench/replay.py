@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import client, mooncake, replay_figures, scripts, sender, steps
+from bench.command_line import count, parser_of, seconds
 from bench.report import cell
 from bench.scripts import ORDERS, JournalReader, Wanted
 from bench.sender import How, Outcome, ReplayError
@@ -164,50 +165,33 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--url", default=DEFAULT_URL, help="where the server listens (%(default)s)")
     add("--key", help=f"API key, where the server wants one (else from {KEY_VARIABLE})")
     add("--model", help="name of the model, where the server wants one")
-    add("--sessions", type=_count, default=4, help="live at a time (%(default)s)")
+    add("--sessions", type=count, default=4, help="live at a time (%(default)s)")
     orders = "; ".join(f"{name}: {what}" for name, what in ORDERS.items())
     add("--order", choices=ORDERS, default="shuffled", help=f"{orders} (%(default)s)")
     add("--seed", type=int, default=1, help="of order, pauses and guests (%(default)s)")
-    add("--total", type=_count, help="so many sessions in all (every recorded one)")
-    add("--calls", type=_count, default=40, help="of a session, the first so many (%(default)s)")
-    add("--requests", type=_count, default=1000, help="at recorded times, the first so many")
-    add("--think", type=_seconds, default=0.0, help="median of pauses not recorded, s (0)")
-    add("--think-scale", type=_seconds, default=1.0, help="all pauses times this (1)")
-    add("--max-think", type=_seconds, default=600.0, help="longest pause before it, s (600)")
-    add("--spread", type=_seconds, default=0.0, help="block traces: sessions start within, s (0)")
-    add("--stretch", type=_seconds, default=1.0, help="block traces: prompts times this (1)")
-    add("--max-prompt", type=_count, help="a session ends before a longer prompt (block traces)")
-    add("--max-output", type=_count, default=64, help="tokens of an answer (%(default)s)")
+    add("--total", type=count, help="so many sessions in all (every recorded one)")
+    add("--calls", type=count, default=40, help="of a session, the first so many (%(default)s)")
+    add("--requests", type=count, default=1000, help="at recorded times, the first so many")
+    add("--think", type=seconds, default=0.0, help="median of pauses not recorded, s (0)")
+    add("--think-scale", type=seconds, default=1.0, help="all pauses times this (1)")
+    add("--max-think", type=seconds, default=600.0, help="longest pause before it, s (600)")
+    add("--spread", type=seconds, default=0.0, help="block traces: sessions start within, s (0)")
+    add("--stretch", type=seconds, default=1.0, help="block traces: prompts times this (1)")
+    add("--max-prompt", type=count, help="a session ends before a longer prompt (block traces)")
+    add("--max-output", type=count, default=64, help="tokens of an answer (%(default)s)")
     add("--ignore-eos", action="store_true", help="answers as long as asked for (llama.cpp)")
     add("--session-header", metavar="NAME", help="send the session's name in this header")
-    add("--pin", type=_count, default=0, metavar="N", help="pin sessions to N slots (llama.cpp)")
-    add("--call-limit", type=_seconds, default=600.0, help="longest call, s (%(default)g)")
-    add("--limit", type=_seconds, default=3600.0, help="longest replay, s (%(default)g)")
-    add("--max-failures", type=_count, default=10, help="then it is given up (%(default)s)")
+    add("--pin", type=count, default=0, metavar="N", help="pin sessions to N slots (llama.cpp)")
+    add("--call-limit", type=seconds, default=600.0, help="longest call, s (%(default)g)")
+    add("--limit", type=seconds, default=3600.0, help="longest replay, s (%(default)g)")
+    add("--max-failures", type=count, default=10, help="then it is given up (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write every call to FILE")
     add("--write", type=Path, metavar="FILE", help="write the calls as a block trace, no text")
 
 
-def _count(text: str) -> int:
-    if text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= 1:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text[:20]!r}")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if 0 <= value <= 1e6:
-        return value
-    raise argparse.ArgumentTypeError(f"expected 0 to 1000000, got {text[:20]!r}")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command by itself; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="replay", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.replay", __doc__)
     _arguments(parser)
     return run(parser.parse_args(argv))
 

@@ -11,7 +11,6 @@ is the tests' stub, so this runs in a checkout; answers are streams of 16 tokens
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import socket
 import statistics
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
+from bench.command_line import count, parser_of
 from bench.overhead_load import CHAT, Talker, post
 from bench.report import markdown_table
 from bench.seeing_server import READY, SWITCH
@@ -216,13 +216,12 @@ def measure(requests: int, per_turn: int) -> tuple[Way, Way, Way]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.seeing_cost", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--requests", type=int, default=4000, help="of each way")
-    parser.add_argument("--turn", type=int, default=100, help="requests of one turn")
+    parser = parser_of("bench.seeing_cost", __doc__)
+    parser.add_argument("--requests", type=count, default=4000, help="of each way")
+    parser.add_argument("--turn", type=count, default=100, help="requests of one turn")
     options = parser.parse_args(argv)
     if not CLIENTS <= options.turn <= options.requests:
-        parser.error(f"expected {CLIENTS} <= --turn <= --requests")
+        parser.error(f"argument --turn: expected {CLIENTS} to --requests, got {options.turn}")
     unseen, counted, seen = measure(options.requests, options.turn)
     print(markdown_table([unseen.row(), counted.row(), seen.row()]))
     per_s = 1000 * (seen.cpu_s / seen.wall_s - seen.requests * counted.ms / 1000 / seen.wall_s)

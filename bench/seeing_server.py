@@ -8,7 +8,6 @@ gives it metrics that count nothing, ``on`` the real ones again.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import socket
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from bench.command_line import parser_of
 from policies.params import Cap, Keep, Params, Queue
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
@@ -81,8 +81,7 @@ async def serve(engine_url: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.seeing_server", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.seeing_server", __doc__)
     parser.add_argument("engine", metavar="URL")
     uvloop.run(serve(parser.parse_args(argv).engine))
     return 0

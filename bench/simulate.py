@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 from bench import arms, cost_model, sim_report, sim_workload, trace
 from bench.block_trace import is_block_trace, knows_sessions
+from bench.command_line import mapping
 from bench.cost_model import CostModel
 from bench.report import markdown_table
 from bench.sim_workload import Workload
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"\n{speed}")
         if options.plot is not None:
             sim_report.plot(rows, options.plot)
-    except (ValueError, OSError, SimulationError) as error:  # TraceError, CostError among them
+    except (ValueError, OSError, SimulationError, argparse.ArgumentTypeError) as error:
         print(f"simulate: {error}", file=sys.stderr)
         return 2
     return 0
@@ -159,12 +160,12 @@ def _params(profile: Path | None, policy: str, cost: CostModel) -> Params:
         if not isinstance(given, dict):
             raise ValueError(f"{profile}: expected a mapping")
         given = given.get("policy") or {}
-    over = yaml.safe_load(policy) or {}
-    for name, values in over.items() if isinstance(over, dict) else ():
+    over = mapping(policy)
+    for name, values in over.items():
         known = given.get(name)
         both = isinstance(known, dict) and isinstance(values, dict)
         given = {**given, name: {**known, **values} if both else values}
-    if not isinstance(given, dict) or not isinstance(over, dict):
+    if not isinstance(given, dict):
         raise ValueError("policy: expected a mapping of sections")
     params, faults = from_mapping(given)
     if faults:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import engines
+from bench.command_line import count, parser_of
 from bench.prompt_corpus import code_text, prompts
 from launcher import gguf_header
 from policies.prefix import pack
@@ -259,11 +260,11 @@ async def stalls(path: Path, url: str) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.tokens_bench", description=__doc__)
+    parser = parser_of("bench.tokens_bench", __doc__)
     parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
     parser.add_argument("--equality", action="store_true", help="compare ids instead of times")
-    parser.add_argument("--prompts", type=int, default=2000, help="how many to compare")
-    parser.add_argument("--tokens", type=int, default=100_000, help="length of the conversation")
+    parser.add_argument("--prompts", type=count, default=2000, help="how many to compare")
+    parser.add_argument("--tokens", type=count, default=100_000, help="length of the conversation")
     chosen = parser.parse_args(arguments)
     names = list(MODELS) if chosen.model == "both" else [chosen.model]
     try:

@@ -12,7 +12,6 @@ A wait counts by how long its request had waited when that reason was given for 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Any
 import orjson
 
 from bench import cost_model, wait_scenes
+from bench.command_line import parser_of
 from bench.report import markdown_table, percentile
 from bench.simulation import Run
 from bench.wait_scenes import Scene
@@ -80,8 +80,7 @@ def _clients(run: Run) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status: 1 where a wait went past its bound."""
-    parser = argparse.ArgumentParser(prog="python -m bench.waits", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("bench.waits", __doc__)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
     rows, clients = measure()

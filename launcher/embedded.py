@@ -43,14 +43,14 @@ class EngineFault(RuntimeError):  # noqa: N818 (a fault of the engine's surround
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the server until a signal ends it; never returns."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(arguments):
+        print(engine_flags.USAGE)
+        sys.exit(0)
     faulthandler.enable()  # a crash in the extension leaves a stack in the log
     for ending in _ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_DFL)
     try:
-        arguments = sys.argv[1:] if argv is None else argv
-        if {"-h", "--help"} & set(arguments):
-            print(engine_flags.USAGE)
-            sys.exit(0)
         server = _start(engine_flags.parse(arguments, os.environ))
     except (engine_flags.FlagError, EngineFault) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

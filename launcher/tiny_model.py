@@ -15,16 +15,17 @@ them. A completion therefore always runs to ``max_tokens``.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import re
 import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,7 +286,15 @@ def _tensors(
     return tensors
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Builds it and prints the path of the GGUF; the exit status is 1 where that is impossible."""
+    parser = argparse.ArgumentParser(prog="python -m launcher.tiny_model", description=__doc__)
+    parser.add_argument("directory", type=Path, help="where it is built, unless it is there")
+    try:
+        print(build(parser.parse_args(arguments).directory))
+    except (MissingExtraError, OSError) as error:
+        sys.exit(f"tiny_model: {error}")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m launcher.tiny_model DIRECTORY")
-    print(os.fspath(build(Path(sys.argv[1]))))
+    main()

@@ -1,0 +1,75 @@
+"""What the options of the measurements share: how help reads, and which numbers they take.
+
+A value that is none ends the program with status 2 and a last line that names the option, what it
+expects and what was given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import yaml
+
+HIGHEST_PORT = 65535
+
+
+def parser_of(module: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of ``python -m module``; ``about``: its docstring, shown as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def count(text: str) -> int:
+    """A whole number from 1 up."""
+    if text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text[:20]!r}")
+
+
+def counts(text: str) -> list[int]:
+    """Such numbers with commas between them."""
+    return [count(part) for part in text.split(",")]
+
+
+def pairs(text: str) -> list[tuple[int, int]]:
+    """``8/4,4/4``: two such numbers each."""
+    numbers = [tuple(map(count, pair.split("/"))) for pair in text.split(",")]
+    if any(len(pair) != 2 for pair in numbers):
+        raise argparse.ArgumentTypeError(f"expected pairs such as 8/4,4/4, got {text[:40]!r}")
+    return [(first, second) for first, second in numbers]
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """A YAML mapping; nothing is an empty one."""
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError:
+        given = text
+    if not isinstance(given, dict | None):
+        raise argparse.ArgumentTypeError(
+            f"expected a mapping in YAML such as {{home: {{enabled: false}}}}, got {text[:40]!r}"
+        )
+    return given or {}
+
+
+def seconds(text: str) -> float:
+    """A time in seconds or a factor: 0 to a million."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value <= 1e6:
+        return value
+    raise argparse.ArgumentTypeError(f"expected 0 to 1000000, got {text[:20]!r}")
+
+
+def port(text: str) -> int:
+    """A port; 0 is one of the system's."""
+    if text.isascii() and text.isdecimal() and int(text[:9]) <= HIGHEST_PORT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected 0 to {HIGHEST_PORT}, got {text[:20]!r}")
