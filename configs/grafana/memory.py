@@ -5,8 +5,13 @@ from configs.grafana.panels import Areas, Lines, Query
 NAME = "Memory"
 ABOUT = "The machine's memory: who holds it, how near the floors are, what waits and what gave way."
 _RATE = "[$__rate_interval]"
-# A line for who has none, so that the panel says so instead of being empty.
-_NO_ROLE = 'label_replace(vector(0), "role", "no small model is configured", "", "")'
+
+
+def _or_said(expr: str, label: str, said: str) -> str:
+    """A line for who has none of it, so that the panel says so instead of being empty; ``on()``,
+    since else it would stand beside those that there are."""
+    return f'{expr} or on() label_replace(vector(0), "{label}", "{said}", "", "")'
+
 
 PANELS = (
     Areas(
@@ -15,7 +20,14 @@ PANELS = (
         "lists of each CPU and not available yet. Together MemTotal - MemAvailable. Page cache is "
         "not in it: it counts as available.",
         unit="bytes",
-        queries=(Query("sum by (part) (slotwise_memory_part_bytes)", "{{part}}"),),
+        queries=(
+            Query(
+                _or_said(
+                    "sum by (part) (slotwise_memory_part_bytes)", "part", "memory is not told"
+                ),
+                "{{part}}",
+            ),
+        ),
     ),
     Lines(
         title="Available, and the floors",
@@ -39,7 +51,11 @@ PANELS = (
         unit="bytes",
         queries=(
             Query(
-                'sum by (engine, part) (slotwise_engine_memory_bytes{engine=~"$engine"})',
+                _or_said(
+                    'sum by (engine, part) (slotwise_engine_memory_bytes{engine=~"$engine"})',
+                    "engine",
+                    "no engine of ours runs",
+                ),
                 "{{engine}} {{part}}",
             ),
         ),
@@ -85,7 +101,12 @@ PANELS = (
         unit="short",
         queries=(
             Query(
-                f"sum by (role, state) (slotwise_role_state) or {_NO_ROLE}", "{{role}} {{state}}"
+                _or_said(
+                    "sum by (role, state) (slotwise_role_state)",
+                    "role",
+                    "no small model is configured",
+                ),
+                "{{role}} {{state}}",
             ),
         ),
         top=1,

@@ -69,3 +69,10 @@ def test_source_profile_and_engine_can_be_chosen(name: str) -> None:
 def test_the_provisioned_path_is_where_the_documented_mount_puts_the_files() -> None:
     (provider,) = yaml.safe_load((generate.FOLDER / "slotwise.yml").read_text())["providers"]
     assert provider["options"]["path"] == "/etc/grafana/provisioning/dashboards"
+
+
+def test_a_line_for_who_has_none_stands_beside_no_other() -> None:
+    """PromQL's plain ``or`` adds whatever has other labels: 0 of nobody beside real figures."""
+    told = [expr for _, expr in queries() if " or " in expr]
+    assert len(told) == 3
+    assert all(" or on() label_replace(vector(0)" in expr for expr in told)
