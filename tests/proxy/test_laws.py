@@ -218,9 +218,9 @@ MACROS = {
     "proof": [("settle", 0), ("ask",), ("answer", False)],
 }
 scripts = st.lists(op, min_size=15, max_size=80)
-# Each part is a test of its own with a time limit of its own. Where the limit ran out in the midst of
-# a draw, hypothesis took that for a fault of the script, and then the strategy for one that draws
-# something else each time.
+# Each part is a test of its own with a time limit of its own. Where the limit ran out in the midst
+# of a draw, hypothesis took that for a fault of the script, and then the strategy for one that
+# draws something else each time.
 PARTS = 5
 many = settings(
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
