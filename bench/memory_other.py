@@ -13,7 +13,6 @@ taken off, and said. Figures are medians of several looks.
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import re
 import statistics
@@ -29,6 +28,7 @@ import httpx
 import psutil
 
 from bench import engines
+from bench.command_line import count, parser_of
 
 MIB = 2**20
 PROFILES = ("tiny", "demo")
@@ -192,8 +192,8 @@ def _middle(values: Sequence[int]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; status 1 where a promise was broken or a server did not start."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--starts", type=int, default=3, help="of each profile (%(default)s)")
+    parser = parser_of("bench.memory_other", __doc__)
+    parser.add_argument("--starts", type=count, default=3, help="of each profile (%(default)s)")
     parser.add_argument("--profiles", nargs="+", default=PROFILES, help="tiny demo")
     given = parser.parse_args(arguments)
     faults = 0

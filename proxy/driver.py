@@ -35,7 +35,6 @@ from proxy.events import (
     WakeAt,
 )
 from proxy.history import DEFAULT_KEEP_BYTES, History
-from proxy.journal import Journal
 from proxy.ledger import Ledger
 from proxy.life import EngineLife, build_of, look_at
 from proxy.life import ServedProfile as ServedProfile
@@ -46,6 +45,7 @@ from proxy.metrics import Metrics
 from proxy.poller import Pace, SlotsPoller
 from proxy.probe import ProbeResult
 from proxy.scheduler import Scheduler
+from proxy.thinned import Thinned, Writer
 from proxy.ticket import Ticket
 from proxy.tokenize import Tokenizer
 
@@ -62,7 +62,7 @@ class Driver:
     def __init__(
         self,
         profiles: Sequence[ServedProfile],
-        journal: Journal | None = None,
+        journal: Writer | None = None,
         *,
         ledger: Ledger | None = None,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
@@ -84,7 +84,7 @@ class Driver:
         self.on_engine_hung: Callable[[str, str], None] | None = None
         self.clock = clock
         self.events_seen = 0  # grows with every event: who shows the state sees that it changed
-        self._journal = journal
+        self._journal = Thinned(journal, self.scheduler.is_calm) if journal else None
         self._ledger = ledger
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
         self.pace = pace or Pace()

@@ -243,6 +243,11 @@ class MemoryGate:
     # ------------------------------------------------------------ what can be asked
 
     @property
+    def calm(self) -> bool:
+        """Whether the last sample is forgotten with the next: it was read, and is not counted."""
+        return self.available is not None and self._low == 0
+
+    @property
     def available(self) -> int | None:
         return self._sample.available_bytes if self._sample else None
 

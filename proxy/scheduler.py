@@ -301,6 +301,10 @@ class Scheduler:
         """Whether somebody does."""
         return any(p.waits_for_memory() for p in self._profiles.values())
 
+    def is_calm(self) -> bool:
+        """Whether the sample just taken will have changed nothing once the next has come."""
+        return self.memory.calm and not self.waits_for_memory()
+
     def slots(self) -> list[SlotStatus]:
         """Every slot of every engine that is ready."""
         return slot_statuses(self._profiles.values())

@@ -22,6 +22,7 @@ BAD = [  # the last word of a line is the value that is refused, the one before 
     "bench.demo --model huge",
     *("bench.fake_engine --engine http://127.0.0.1:1 -np 0", "bench.fake_engine --port 65536"),
     *("bench.memory_cost --requests 0", "bench.memory_cost --tokens many"),
+    "bench.memory_other --starts 0",
     *("bench.offline --pairs 4", "bench.offline --policy [1]", "bench.offline --think -1"),
     *("bench.overhead --rounds 0", "bench.replay titles --sessions 0"),
     *("bench.seeing_cost --turn 1", "bench.simulate claude_code --grid 1/2"),

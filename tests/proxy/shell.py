@@ -79,7 +79,7 @@ async def proxy(
     before = asyncio.all_tasks()
     journal = Recorder()
     profile = ServedProfile("main", aliases, params or queue())
-    driver = Driver([profile], journal, pace=Pace(between_s=0.1, delay_s=0.02))  # type: ignore[arg-type]
+    driver = Driver([profile], journal, pace=Pace(between_s=0.1, delay_s=0.02))
     if up:
         assert await driver.engine_up("e0", "main", engine_url, None)
     app = create_app(driver, keys or {}, **options)

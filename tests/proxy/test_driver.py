@@ -25,7 +25,7 @@ FAST = Pace(between_s=0.05, delay_s=0.01)
 
 def made(journal: Recorder, **changes: Any) -> Driver:
     profile = ServedProfile("main", params=queue(**changes))
-    return Driver([profile], journal, pace=FAST)  # type: ignore[arg-type]
+    return Driver([profile], journal, pace=FAST)
 
 
 def request(id: str, n: int = 10, base: int = 0) -> Request:
@@ -34,7 +34,8 @@ def request(id: str, n: int = 10, base: int = 0) -> Request:
 
 def test_a_request_is_decided_finished_and_forgotten(stub: StubServer) -> None:
     async def run() -> None:
-        driver = made(Recorder())
+        journal = Recorder()
+        driver = made(journal)
         assert await driver.engine_up("e0", "main", stub.url, None)
         ticket = driver.submit(request("a"))
         dispatch = await ticket.decided()
@@ -42,7 +43,7 @@ def test_a_request_is_decided_finished_and_forgotten(stub: StubServer) -> None:
         ticket.finished(Seen(prompt_tokens=10, cached_tokens=0, completion_tokens=1))
         ticket.close()
         assert driver._tickets == {}
-        one_ending_each(driver._journal)  # type: ignore[arg-type]
+        one_ending_each(journal)
         await driver.close()
 
     asyncio.run(run())
@@ -317,7 +318,7 @@ def test_a_unified_pool_and_given_windows_reach_the_scheduler(stub: StubServer) 
     async def run() -> None:
         journal = Recorder()
         profile = ServedProfile("main", kv_unified=True, windows=(100, 200, 9000, 400, 500))
-        driver = Driver([profile], journal, pace=FAST)  # type: ignore[arg-type]
+        driver = Driver([profile], journal, pace=FAST)
         await driver.engine_up("e0", "main", stub.url, None)
         (ready,) = journal.events(EngineReady)
         assert (ready.windows, ready.pool) == ((100, 200, 8192, 400), 8192)
