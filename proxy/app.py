@@ -202,7 +202,7 @@ class Pages:
             encoding, rendering = (part.state == "local" for part in standing)
             driver.metrics.tokens_local(profile, encoding, rendering)
         driver.memory.sync(driver.metrics.memory)
-        body, content_type = driver.metrics.exposition()
+        body, content_type = await driver.metrics.exposition_in_turns()
         return Response(body, headers={"Content-Type": content_type})
 
     async def status(self, request: Request) -> Response:

@@ -17,11 +17,11 @@ from functools import partial
 from importlib import metadata
 from typing import Concatenate, ParamSpec
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
 from policies.types import Reason, Rule, SlotId
-from proxy import rule_series
+from proxy import exposition, rule_series
 from proxy.engine_metrics import EngineMetrics
 from proxy.events import (
     Action,
@@ -47,7 +47,6 @@ from proxy.series import Series
 from proxy.standing import Standing
 from proxy.status import SlotStatus
 
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SOURCES = ("cached", "evaluated", "unknown")
 _PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
 _PLACED_CODES = (200, 499)  # 499: the client left
@@ -230,9 +229,14 @@ class Metrics:
             rule_series.show(self._series, one)
 
     def exposition(self) -> tuple[bytes, str]:
-        """The body and content type of a ``/metrics`` answer."""
+        """The body and content type of a ``/metrics`` answer, at once."""
         self.count()
-        return generate_latest(self._registry), _CONTENT_TYPE
+        return b"".join(exposition.families(self._registry)), exposition.CONTENT_TYPE
+
+    async def exposition_in_turns(self) -> tuple[bytes, str]:
+        """The same, with a turn for whoever else is served after each family."""
+        self.count()
+        return await exposition.in_turns(self._registry), exposition.CONTENT_TYPE
 
     # ------------------------------------------------------------ the parts
 
