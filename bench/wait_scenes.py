@@ -126,7 +126,8 @@ def corners() -> list[Scene]:
 
 
 def _corner(name: str, slots: int, sessions: list[list[Ask]], **policy: Any) -> Scene:
-    params, faults = from_mapping(policy)
+    queue = {"bound_reads": 0, **policy.get("queue", {})}  # bounds as they are given
+    params, faults = from_mapping({**policy, "queue": queue})
     assert not faults, faults
     return Scene(name, Workload(sessions), slots, "gb10", params)
 

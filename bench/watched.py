@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.arms import PROFILE, SLOTWISE, Arm
 from bench.cost_model import CostModel
 from bench.engine_model import EngineSetup
 from bench.sim_workload import Workload
 from bench.simulation import Run, simulate
+from policies.bounds import bound_s
 from policies.params import Params
 from policies.types import Reason, Request
 from proxy.events import Action, Dispatch, Event, Refuse, RequestArrived
 from proxy.scheduler import Scheduler
 
 GUEST, OVERTAKEN, WHOLE, STREAMED = "guest", "overtaken", "whole", "streamed"
+TIMER_S = 0.01  # how late a timer may be
+_GROW = (Reason.HOME_BUSY, Reason.HELD, Reason.COLD_PREFILL, Reason.SESSION_CAP, OVERTAKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,11 @@ class Bound:
     kind: str
     knob: str
     seconds: float
+    grows: bool = False  # a request that takes long by itself may wait longer
+
+    def of(self, request: Request, params: Params) -> float:
+        """How long this request may wait (s)."""
+        return bound_s(self.seconds, request, params) if self.grows else self.seconds
 
 
 def bounds(params: Params) -> list[Bound]:
@@ -43,7 +51,7 @@ def bounds(params: Params) -> list[Bound]:
     ):
         section, knob_name = knob.split(".")
         seconds = float(getattr(getattr(params, section), knob_name))
-        found.append(Bound(name, kind, knob, seconds))
+        found.append(Bound(name, kind, knob, seconds, kind in _GROW))
     return found
 
 
@@ -52,14 +60,20 @@ class Longest:
     """Of each kind of wait the longest (s), and the requests that waited so."""
 
     by_kind: dict[str, float] = field(default_factory=dict)
+    over: dict[str, float] = field(default_factory=dict)  # what the bound was (s) less: negative
     who: dict[str, set[str]] = field(default_factory=dict)
 
-    def seen(self, kind: str, id: str, seconds: float) -> None:
+    def seen(self, kind: str, id: str, seconds: float, most_s: float) -> None:
         self.by_kind[kind] = max(self.by_kind.get(kind, 0.0), seconds)
+        self.over[kind] = max(self.over.get(kind, -most_s), seconds - most_s)
         self.who.setdefault(kind, set()).add(id)
 
     def seconds(self, bound: Bound) -> float:
         return self.by_kind.get(bound.kind, 0.0)
+
+    def kept(self, bound: Bound) -> bool:
+        """Whether nobody waited longer than his bound; a timer may be a moment late."""
+        return self.over.get(bound.kind, 0.0) <= TIMER_S
 
     def requests(self, bound: Bound) -> int:
         return len(self.who.get(bound.kind, ()))
@@ -68,8 +82,11 @@ class Longest:
 class Watched:
     """Slotwise's scheduler, with a note of every wait at every event."""
 
-    def __init__(self, params: Params, guests: set[str]) -> None:
+    def __init__(self, params: Params, guests: set[str], bounded_by: Params | None = None) -> None:
+        """``bounded_by``: other parameters, whose bounds the waits are held against."""
         self.longest = Longest()
+        self._params = bounded_by or params
+        self._bounds = {bound.kind: bound for bound in bounds(self._params)}
         self._scheduler = Scheduler({PROFILE: params})
         self._guests = guests  # ids
         self._step_s = params.order.service_step_s
@@ -79,9 +96,8 @@ class Watched:
     def handle(self, event: Event, now: float) -> list[Action]:
         """As the scheduler does."""
         for id, reason in self._reasons.items():  # what was given last held until now
-            waited_s = now - self._asked[id][1]
             kind = GUEST if reason is Reason.HELD and id in self._guests else reason
-            self.longest.seen(kind, id, waited_s)
+            self._seen(kind, *self._asked[id], now)
         if isinstance(event, RequestArrived):
             self._asked[event.request.id] = (event.request, now)
         actions = self._scheduler.handle(event, now)
@@ -93,22 +109,34 @@ class Watched:
 
     def _left(self, action: Dispatch | Refuse, now: float) -> None:
         request, since = self._asked.pop(action.id)
-        self.longest.seen(STREAMED if request.stream else WHOLE, action.id, now - since)
+        self._seen(STREAMED if request.stream else WHOLE, request, since, now)
         if isinstance(action, Dispatch):
             turn = self._steps(request.key, now)
-            for id, (other, before) in self._asked.items():
+            for other, before in self._asked.values():
                 if before < since and self._steps(other.key, now) <= turn:
-                    self.longest.seen(OVERTAKEN, id, now - before)
+                    self._seen(OVERTAKEN, other, before, now)
+
+    def _seen(self, kind: str, request: Request, since: float, now: float) -> None:
+        bound = self._bounds.get(kind)
+        if bound is not None:
+            params = replace(self._params, cost=self._scheduler.cost(PROFILE))  # as learned so far
+            self.longest.seen(kind, request.id, now - since, bound.of(request, params))
 
     def _steps(self, key: str, now: float) -> int:
         """What a key was served: that one served less goes first is its turn."""
         return int(self._scheduler.served_s(PROFILE, key, now) / self._step_s)
 
 
-def watched(workload: Workload, slots: int, params: Params, cost: CostModel) -> tuple[Longest, Run]:
+def watched(
+    workload: Workload,
+    slots: int,
+    params: Params,
+    cost: CostModel,
+    bounded_by: Params | None = None,
+) -> tuple[Longest, Run]:
     """Serve a workload; returns the longest waits, and the schedule."""
     guests = {ask.id for ask in workload.asks() if ask.guest}
-    chooser = Watched(params, guests)
+    chooser = Watched(params, guests, bounded_by)
     setup = EngineSetup(slots, 0, idle_snapshots=False)
     run = simulate(workload, Arm(SLOTWISE, setup, lambda: chooser), cost)
     return chooser.longest, run

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from policies import admission
 from policies.affinity import chance_of_return_soon, kept_for_s, reuse
+from policies.bounds import bound_s
 from policies.cost import prefill_s
 from policies.params import Params
 from policies.park import Park, State
@@ -96,9 +97,10 @@ class Case:
         if not slot.kept:
             return 0.0
         knobs = params.keep
-        longest_s = knobs.keep_max_wait_s
-        if self.view.at_rest:  # nobody else would wait for what the owner has to compute again
-            longest_s = min(longest_s, self.loss_s(index))
+        # Nobody else would wait for what the owner has to compute again, on an engine at rest.
+        worth = 1.0 if self.view.at_rest else knobs.worth
+        longest_s = bound_s(knobs.keep_max_wait_s, self.waiting.request, params)
+        longest_s = min(longest_s, worth * self.loss_s(index))
         return min(kept_for_s(slot.gap_s, knobs) - slot.idle_s, longest_s - self.waited_s)
 
     def cached(self, index: int) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from policies import admission, continuation, guest
 from policies.affinity import is_live
+from policies.bounds import bound_s
 from policies.case import Case, View
 from policies.types import (
     Hold,
@@ -85,21 +86,23 @@ def _at_home(case: Case, home: int) -> Verdict | None:
     if slot.idle:
         why = f"shares {m.lcp} of {slot.view_len} tokens served there"
         return _place(case, home, _HOME_RULE[m.kind], why)
-    knobs = case.view.params.home
-    if case.waited_s >= knobs.home_max_wait_s:
+    params = case.view.params
+    knobs = params.home
+    longest_s = bound_s(knobs.home_max_wait_s, case.waiting.request, params)
+    if case.waited_s >= longest_s:
         return None
     if m.same and slot.running_key == case.waiting.request.key:
         return Hold(
             Reason.HOME_BUSY,
             f"the same request runs on {slot.id}",
-            knobs.home_max_wait_s - case.waited_s,
+            longest_s - case.waited_s,
         )
     if not knobs.patience:
         return None
     home_s = case.own_s(home)
     elsewhere_s = min((case.own_s(i) for i in case.free()), default=float("inf"))
     patience_s = continuation.patience_s(home_s, elsewhere_s, knobs)
-    until_s = patience_s if case.waited_s < patience_s else knobs.home_max_wait_s
+    until_s = patience_s if case.waited_s < patience_s else longest_s
     if case.waited_s >= patience_s and elsewhere_s < slot.run_left_s + home_s:
         return None
     return Hold(

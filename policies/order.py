@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from policies.bounds import bound_s
 from policies.params import Params
-from policies.types import WaitingView
+from policies.types import Request, WaitingView
 
 
 class Class(IntEnum):
@@ -56,9 +57,12 @@ def steps(waiting: WaitingView, params: Params) -> int:
     return int(waiting.service_s / knobs.service_step_s) if knobs.by_service else 0
 
 
-def is_overdue(waited_s: float, params: Params) -> bool:
+def is_overdue(request: Request, waited_s: float, params: Params) -> bool:
     """Whether others may go before it no longer."""
-    return params.order.enabled and waited_s >= params.order.max_overtake_s
+    knobs = params.order
+    if not knobs.enabled or waited_s < knobs.max_overtake_s:
+        return False
+    return waited_s >= bound_s(knobs.max_overtake_s, request, params)
 
 
 def rank(
@@ -74,7 +78,7 @@ def rank(
     if not knobs.enabled:
         return Rank(Turn.USUAL, Class.NEWCOMER, 0, arrived, arrived)
     service = steps(waiting, params)
-    if is_overdue(waited_s, params):
+    if is_overdue(waiting.request, waited_s, params):
         return Rank(Turn.OVERTAKEN, Class.OVERTAKEN, service, arrived, arrived)
     if guest:
         place = Class.PROMOTED_GUEST if waited_s >= knobs.promote_s else Class.NEW_GUEST

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.affinity import chance_of_return
+from policies.bounds import bound_s
+from policies.cost import run_s
 from policies.params import Params
 from policies.pauses import Pauses
+from policies.types import Request
 
 _COUNTED_TURNS = 2  # a single call that was answered is no conversation yet
 
@@ -63,10 +66,12 @@ class WorkingSet(NamedTuple):
         return cls(warm / capacity, wanted / capacity)
 
 
-def longest_wait_s(run_s: float, params: Params) -> float:
+def longest_wait_s(request: Request, params: Params) -> float:
     """After how long a new conversation starts all the same: three times its own run, bounded."""
     knobs = params.cap
-    return min(max(3 * run_s, knobs.cap_min_wait_s), knobs.cap_max_wait_s)
+    own_s = run_s(params.cost, 0, len(request.tokens), request.max_tokens)
+    longest_s = bound_s(knobs.cap_max_wait_s, request, params)
+    return min(max(3 * own_s, knobs.cap_min_wait_s), longest_s)
 
 
 def may_start(stopped: bool, working_set: WorkingSet, params: Params) -> bool:

@@ -128,7 +128,7 @@ class Profile:
             if key not in served:
                 served[key] = self.services.of(key, now)
             view.service_s = served[key]
-            if order.is_overdue(now - view.arrived, self.params):
+            if order.is_overdue(view.request, now - view.arrived, self.params):
                 overdue.append(order.steps(view, self.params))
         return min(overdue, default=None)
 

@@ -6,7 +6,7 @@ they look at the scheduler's books, where the rules of ``policies.decide`` look 
 
 from __future__ import annotations
 
-from policies.cost import run_s
+from policies.bounds import bound_s
 from policies.decide import all_at_work
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
 from policies.working_set import longest_wait_s
@@ -27,8 +27,7 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
     request = view.request
     # An engine at rest gains nothing from a conversation that waits.
     if view.new_session and profile.cap_stopped and profile.running and not view.owns:
-        own_s = run_s(profile.params.cost, 0, len(request.tokens), request.max_tokens)
-        left_s = longest_wait_s(own_s, profile.params) - waited_s
+        left_s = longest_wait_s(request, profile.params) - waited_s
         if left_s > 0:
             why = "more conversations live than the slots keep warm"
             return Hold(Reason.SESSION_CAP, why, left_s)
@@ -50,9 +49,13 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
 def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
     """Hold a long prompt back while another is read: each stalls every stream."""
     knobs = profile.params.cold
-    uncached = len(waiter.view.request.tokens) - place.expected_cached
-    left_s = knobs.cold_max_wait_s - (now - waiter.view.arrived)
-    if not knobs.enabled or uncached <= knobs.cold_tokens or left_s <= 0:
+    request = waiter.view.request
+    uncached = len(request.tokens) - place.expected_cached
+    if not knobs.enabled or uncached <= knobs.cold_tokens:
+        return place
+    longest_s = bound_s(knobs.cold_max_wait_s, request, profile.params)
+    left_s = longest_s - (now - waiter.view.arrived)
+    if left_s <= 0:
         return place
     cold = [r for r in profile.reading(now) if r.uncached > knobs.cold_tokens]
     if len(cold) < knobs.max_cold_prefills:

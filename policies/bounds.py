@@ -1,0 +1,23 @@
+"""How long a request may be made to wait: in proportion to what it takes by itself.
+
+Bounds are kept by letting whoever is overdue go first. Where everybody is, that is first come,
+first served, and every turn finds its slot taken. On a slow engine, where a prompt takes minutes
+to read, everybody would soon be: so a bound is no shorter than some times the read of the prompt,
+and no longer than three quarters of what the request may wait in all.
+"""
+
+from __future__ import annotations
+
+from policies.cost import prefill_s
+from policies.params import Params
+from policies.types import Request
+
+_OF_ALL = 0.75  # behind the bound there is time left to be served in
+
+
+def bound_s(given_s: float, request: Request, params: Params) -> float:
+    """A wait's bound for this request (s); ``given_s``: what the profile says."""
+    queue = params.queue
+    whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
+    own_s = prefill_s(params.cost, 0, len(request.tokens))
+    return max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
