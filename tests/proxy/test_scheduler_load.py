@@ -51,10 +51,30 @@ def test_an_idle_slot_is_kept_for_its_owner_while_more_live_than_fit() -> None:
 
 
 def test_a_kept_slot_is_anybodys_after_its_time() -> None:
-    s = busy_with_two(KEEPING)
+    s = busy_with_two(KEEPING | {"worth": 1000})
     s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
     assert dispatches(tick(s, 59.9)) == []
     assert [id for id, _, _ in dispatches(tick(s, 60.1))] == ["b1"]
+
+
+def test_a_kept_slot_is_waited_for_no_longer_than_its_loss_is_worth() -> None:
+    s = busy_with_two(KEEPING | {"worth": 4})
+    s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
+    # some 3 s of work, and four to one that its owner comes back
+    assert dispatches(tick(s, 8)) == []
+    assert [id for id, _, _ in dispatches(tick(s, 12))] == ["b1"]
+
+
+def test_a_kept_slot_whose_content_moves_to_the_ram_cache_is_hardly_waited_for() -> None:
+    always = KEEPING | {"above": 0}
+    s = busy_with_two(always | {"park_tokens": 20_000})
+    s.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
+    [(id, _, _)] = dispatches(tick(s, 2.5))
+    assert id == "b1"
+    # What the cache has no room for is lost all the same.
+    full = busy_with_two(always | {"park_tokens": 3000})
+    full.handle(in_session("b1", "b", ("new", 50), ("b", 3000)), 1)
+    assert dispatches(tick(full, 2.5)) == []
 
 
 def test_before_an_engine_at_rest_nobody_waits_longer_than_the_loss_takes() -> None:
