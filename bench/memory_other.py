@@ -55,12 +55,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start; bytes. ``came``: what processes that are none of ours took since before it."""
+    """One start; bytes. ``came``: what processes that are none of ours took since before it;
+    ``alone``: ``other`` without them, which both differ from look to look where others are busy."""
 
     profile: str
     before: Machine
     parts: dict[str, int]
     came: int
+    alone: int
     gap: float = 0.0  # the largest share by which the parts missed what was used
     least: int = 0  # the smallest part of all looks
 
@@ -72,13 +74,12 @@ class Start:
     @property
     def off(self) -> int:
         """What of ``other`` nobody explains, in bytes."""
-        return self.parts["other"] - self.came - self.before.held
+        return self.alone - self.before.held
 
     @property
     def ratio_without_lists(self) -> float:
         """The same with free pages counted as used, before and after."""
-        other = self.parts["other"] + self.parts["free_lists"] - self.came
-        return other / self.before.used
+        return (self.alone + self.parts["free_lists"]) / self.before.used
 
     def faults(self) -> list[str]:
         """Which promises were broken, in words; none: all hold."""
@@ -128,9 +129,10 @@ def measure(profile: str) -> Start:
             _settled(client, profile)
             seen = [_look(client, server.pid, before) for _ in _looks()]
     parts = {name: _middle([one[0][name] for one in seen]) for name in seen[0][0]}
-    came, gap = _middle([one[1] for one in seen]), max(one[2] for one in seen)
-    least = min(min(one[0].values()) for one in seen)
-    return Start(profile, before, parts, came, gap, least)
+    came = _middle([one[1] for one in seen])
+    alone = _middle([one[0]["other"] - one[1] for one in seen])
+    gap, least = max(one[2] for one in seen), min(min(one[0].values()) for one in seen)
+    return Start(profile, before, parts, came, alone, gap, least)
 
 
 def _look(client: httpx.Client, pid: int, before: Machine) -> tuple[dict[str, int], int, float]:

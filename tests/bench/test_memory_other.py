@@ -12,7 +12,7 @@ BEFORE = Machine(used=500 * MIB, on_lists=100 * MIB, processes=50 * MIB)
 def start(other: int, free_lists: int = 300, came: int = 0, **how: float) -> Start:
     parts = {"slotwise": 90 * MIB, "p": 90 * MIB}
     parts |= {"other": other * MIB, "free_lists": free_lists * MIB}
-    return Start("p", BEFORE, parts, came * MIB, **how)  # type: ignore[arg-type]
+    return Start("p", BEFORE, parts, came * MIB, (other - came) * MIB, **how)  # type: ignore[arg-type]
 
 
 def test_free_pages_are_nobodys_and_who_came_is_taken_off() -> None:
