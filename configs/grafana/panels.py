@@ -6,8 +6,9 @@ have to know the name of a series. Sizes are in Grafana's grid, 24 columns wide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders import dashboard as dashboards
@@ -19,44 +20,44 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 HEIGHT = 8
 STAT_HEIGHT = 4
 SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+B = TypeVar("B", stat.Panel, timeseries.Panel, heatmap.Panel)
 _STACKED = 60  # percent of opacity: areas are compared, not lines
-
-
-@dataclass(frozen=True)
-class Query:
-    """PromQL and what its curves are called; ``legend`` may name labels as ``{{label}}``."""
-
-    expr: str
-    legend: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """What is shown, in which unit (Grafana's name of it), and what it says to who looks."""
+    """What is shown, in which unit (Grafana's name of it), and what it says to who looks.
+
+    ``queries``: what a curve is called, which may name labels as ``{{label}}``, and its PromQL.
+    """
 
     title: str
     about: str
     unit: str
-    queries: Sequence[Query] = field(default=())
+    queries: Mapping[str, str]
     width: int = 12
     top: float | None = None  # the highest value of the axis, where it is known
 
-    def target(self, query: Query) -> prometheus.Dataquery:
-        target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend)
-        letter = chr(ord("A") + list(self.queries).index(query))
-        return target.datasource(SOURCE).ref_id(letter)
+    def begun(self, panel: B, height: int = HEIGHT) -> B:
+        """What every kind of panel has: its words, its place and its source."""
+        panel = panel.title(self.title).description(self.about)
+        return panel.height(height).span(self.width).datasource(SOURCE)
+
+    def targets(self) -> Iterator[prometheus.Dataquery]:
+        for number, (legend, expr) in enumerate(self.queries.items()):
+            target = prometheus.Dataquery().expr(expr).legend_format(legend)
+            yield target.datasource(SOURCE).ref_id(chr(ord("A") + number))
 
 
 class Number(Panel):
     """One figure for the whole time that is looked at."""
 
     def build(self) -> stat.Panel:
-        panel = stat.Panel().title(self.title).description(self.about).unit(self.unit)
-        panel = panel.height(STAT_HEIGHT).span(self.width).datasource(SOURCE)
+        panel = self.begun(stat.Panel(), STAT_HEIGHT).unit(self.unit)
         panel = panel.graph_mode(common.BigValueGraphMode.NONE)
         reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
-        for query in self.queries:
-            panel = panel.with_target(self.target(query).instant())
+        for target in self.targets():
+            panel = panel.with_target(target.instant())
         return panel.reduce_options(reduce)
 
 
@@ -64,16 +65,15 @@ class Lines(Panel):
     """Curves over time."""
 
     def build(self) -> timeseries.Panel:
-        panel = timeseries.Panel().title(self.title).description(self.about).unit(self.unit)
-        panel = panel.height(HEIGHT).span(self.width).datasource(SOURCE).min(0)
+        panel = self.begun(timeseries.Panel()).unit(self.unit).min(0)
         panel = panel.line_width(1).fill_opacity(0).show_points(common.VisibilityMode.NEVER)
         panel = panel.tooltip(
             common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
         )
         if self.top is not None:
             panel = panel.max(self.top)
-        for query in self.queries:
-            panel = panel.with_target(self.target(query))
+        for target in self.targets():
+            panel = panel.with_target(target)
         return panel
 
 
@@ -89,14 +89,13 @@ class Heat(Panel):
     """How often each length of time came up: buckets of a histogram, the darker the oftener."""
 
     def build(self) -> heatmap.Panel:
-        panel = heatmap.Panel().title(self.title).description(self.about).unit("short")
-        panel = panel.height(HEIGHT).span(self.width).datasource(SOURCE)
+        panel = self.begun(heatmap.Panel()).unit("short")
         color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges")
         panel = panel.color(color).y_axis(heatmap.YAxisConfig().unit(self.unit))
         linear = common_builders.ScaleDistributionConfig().type(common.ScaleDistribution.LINEAR)
         panel = panel.scale_distribution(linear)
-        for query in self.queries:
-            panel = panel.with_target(self.target(query).format(PromQueryFormat.HEATMAP))
+        for target in self.targets():
+            panel = panel.with_target(target.format(PromQueryFormat.HEATMAP))
         return panel
 
 

@@ -1,6 +1,7 @@
 """Dashboard *Reuse*: is the cache working, and if not, why."""
 
-from configs.grafana.panels import Areas, Lines, Number, Query
+from configs.grafana.panels import Areas, Lines, Number
+from configs.grafana.promql import grown, rate
 
 NAME = "Reuse"
 ABOUT = "How much of the prompts came from the cache, how much could have, and where the rest went."
@@ -28,7 +29,7 @@ def _share(part: str, whole: str, by: str = "") -> str:
 
 def _whole_share(part: str, whole: str) -> str:
     """The same over all the time that is looked at."""
-    return f"sum(increase({part}[$__range])) / sum(increase({whole}[$__range]))"
+    return f"{grown(part)} / {grown(whole)}"
 
 
 PANELS = (
@@ -36,7 +37,7 @@ PANELS = (
         title="Reuse",
         about="Cached prompt tokens over all prompt tokens, as the engines report them.",
         unit="percentunit",
-        queries=(Query(_whole_share(_CACHED, _REPORTED), "reuse"),),
+        queries={"reuse": _whole_share(_CACHED, _REPORTED)},
         width=6,
     ),
     Number(
@@ -44,21 +45,21 @@ PANELS = (
         about="What a cache that never forgets would have served of the same prompts. No "
         "placement can do better; only other prompts can.",
         unit="percentunit",
-        queries=(Query(_whole_share(_BOUND, _OF_PROFILE), "bound"),),
+        queries={"bound": _whole_share(_BOUND, _OF_PROFILE)},
         width=6,
     ),
     Number(
         title="Efficiency",
         about="Reuse over its bound: 100 % means that everything that could be reused was.",
         unit="percentunit",
-        queries=(Query(_whole_share(_CACHED_OF_PROFILE, _BOUND), "efficiency"),),
+        queries={"efficiency": _whole_share(_CACHED_OF_PROFILE, _BOUND)},
         width=6,
     ),
     Number(
         title="Prefill avoided",
         about="Seconds of reading prompts that the cache saved, by the cost model.",
         unit="s",
-        queries=(Query(f"sum(increase({_AVOIDED}[$__range]))", "avoided"),),
+        queries={"avoided": grown(_AVOIDED)},
         width=6,
     ),
     Lines(
@@ -66,11 +67,11 @@ PANELS = (
         about="Far below the bound: see the causes below. A low bound: the prompts share little, "
         "or something in them changes each time.",
         unit="percentunit",
-        queries=(
-            Query(_share(_CACHED_OF_PROFILE, _OF_PROFILE), "reuse"),
-            Query(_share(_BOUND, _OF_PROFILE), "bound"),
-            Query(_share(_CACHED_OF_PROFILE, _BOUND), "efficiency"),
-        ),
+        queries={
+            "reuse": _share(_CACHED_OF_PROFILE, _OF_PROFILE),
+            "bound": _share(_BOUND, _OF_PROFILE),
+            "efficiency": _share(_CACHED_OF_PROFILE, _BOUND),
+        },
         top=1,
     ),
     Areas(
@@ -78,7 +79,7 @@ PANELS = (
         about="Tokens a second by where they came from. Unknown: the engine did not say, since "
         "the request ended early.",
         unit="short",
-        queries=(Query(f"sum by (source) (rate({_ALL}[$__rate_interval]))", "{{source}}"),),
+        queries={"{{source}}": rate(_ALL, "source")},
     ),
     Areas(
         title="Recomputed tokens, by cause",
@@ -86,7 +87,7 @@ PANELS = (
         "another slot held it. evicted: displaced by another request. engine: it was there, "
         "the engine could not reuse it. min_one: one token is always computed.",
         unit="short",
-        queries=(Query(f"sum by (reason) (rate({_RECOMPUTED}[$__rate_interval]))", "{{reason}}"),),
+        queries={"{{reason}}": rate(_RECOMPUTED, "reason")},
     ),
     Areas(
         title="Recomputed tokens, by section",
@@ -94,15 +95,13 @@ PANELS = (
         "begin. A system text or tools here mean that a client alters them between two "
         "turns.",
         unit="short",
-        queries=(
-            Query(f"sum by (section) (rate({_RECOMPUTED}[$__rate_interval]))", "{{section}}"),
-        ),
+        queries={"{{section}}": rate(_RECOMPUTED, "section")},
     ),
     Lines(
         title="Reuse, by slot",
         about="A slot far below the others is the one that conversations take from each other.",
         unit="percentunit",
-        queries=(Query(_share(_CACHED, _REPORTED, "engine, slot"), "{{engine}}:{{slot}}"),),
+        queries={"{{engine}}:{{slot}}": _share(_CACHED, _REPORTED, "engine, slot")},
         top=1,
     ),
     Lines(
@@ -110,21 +109,21 @@ PANELS = (
         about="home, branch and session should be high, new and guest low; affinity is what none "
         "of them could place.",
         unit="percentunit",
-        queries=(Query(_share(_CACHED, _REPORTED, "rule"), "{{rule}}"),),
+        queries={"{{rule}}": _share(_CACHED, _REPORTED, "rule")},
         top=1,
     ),
     Lines(
         title="Reuse, by profile",
         about="Cached over all prompt tokens of each profile.",
         unit="percentunit",
-        queries=(Query(_share(_CACHED, _REPORTED, "profile"), "{{profile}}"),),
+        queries={"{{profile}}": _share(_CACHED, _REPORTED, "profile")},
         top=1,
     ),
     Lines(
         title="Prefill avoided, by profile",
         about="Seconds of prefill saved in each second, by the cost model.",
         unit="short",
-        queries=(Query(f"sum by (profile) (rate({_AVOIDED}[$__rate_interval]))", "{{profile}}"),),
+        queries={"{{profile}}": rate(_AVOIDED, "profile")},
     ),
     Lines(
         title="Expected and reported",
@@ -132,16 +131,16 @@ PANELS = (
         "reported for the same requests. Apart: the engine holds something else than "
         "believed.",
         unit="short",
-        queries=(
-            Query(f"sum(rate({_EXPECTED}[$__rate_interval]))", "expected"),
-            Query(f"sum(rate({_CACHED_OF_PROFILE}[$__rate_interval]))", "reported"),
-        ),
+        queries={
+            "expected": rate(_EXPECTED),
+            "reported": rate(_CACHED_OF_PROFILE),
+        },
     ),
     Lines(
         title="Requests evened out",
         about="Requests a second in which a part that changes each time was made equal to its "
         "like, so that what follows it can be reused.",
         unit="reqps",
-        queries=(Query(f"sum by (part) (rate({_NORMALIZED}[$__rate_interval]))", "{{part}}"),),
+        queries={"{{part}}": rate(_NORMALIZED, "part")},
     ),
 )

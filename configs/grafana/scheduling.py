@@ -1,6 +1,7 @@
 """Dashboard *Scheduling*: who waits, for what, and what it costs."""
 
-from configs.grafana.panels import Areas, Heat, Lines, Query
+from configs.grafana.panels import Areas, Heat, Lines
+from configs.grafana.promql import grown, rate
 
 NAME = "Scheduling"
 ABOUT = "Who waits and why, how long until the first token, and what the rules cost and save."
@@ -8,15 +9,15 @@ _P = '{profile=~"$profile"}'
 
 
 def _rate(series: str, by: str) -> str:
-    return f"sum by ({by}) (rate({series}{_P}[$__rate_interval]))"
+    return rate(f"{series}{_P}", by)
 
 
 def _buckets(series: str) -> str:
-    return f"sum by (le) (increase({series}_bucket{_P}[$__rate_interval]))"
+    return grown(f"{series}_bucket{_P}", "le", over="$__rate_interval")
 
 
 def _quantile(share: float, series: str) -> str:
-    return f"histogram_quantile({share}, sum by (le) (rate({series}_bucket{_P}[$__rate_interval])))"
+    return f"histogram_quantile({share}, {_rate(f'{series}_bucket', 'le')})"
 
 
 PANELS = (
@@ -26,93 +27,93 @@ PANELS = (
         "home_busy: for the slot that holds the conversation. memory: no room above the "
         "floor.",
         unit="short",
-        queries=(Query(f"sum by (reason) (slotwise_requests_waiting{_P})", "{{reason}}"),),
+        queries={"{{reason}}": f"sum by (reason) (slotwise_requests_waiting{_P})"},
     ),
     Areas(
         title="Answers, by status",
         about="Answers a second by HTTP status. 429: a queue or a key is at its limit. 499: the "
         "client left. 503: the engine is not ready, or memory was waited for too long.",
         unit="reqps",
-        queries=(Query(_rate("slotwise_requests_total", "code"), "{{code}}"),),
+        queries={"{{code}}": _rate("slotwise_requests_total", "code")},
     ),
     Heat(
         title="Wait",
         about="Seconds from arrival to dispatch or refusal.",
         unit="s",
-        queries=(Query(_buckets("slotwise_queue_wait_seconds"), "{{le}}"),),
+        queries={"{{le}}": _buckets("slotwise_queue_wait_seconds")},
     ),
     Heat(
         title="Time to first token",
         about="Seconds from arrival to the first token, the wait included.",
         unit="s",
-        queries=(Query(_buckets("slotwise_time_to_first_token_seconds"), "{{le}}"),),
+        queries={"{{le}}": _buckets("slotwise_time_to_first_token_seconds")},
     ),
     Lines(
         title="Time to first token, p50 and p95",
         about="Half of the requests, and 19 of 20, had their first token sooner than this.",
         unit="s",
-        queries=(
-            Query(_quantile(0.5, "slotwise_time_to_first_token_seconds"), "p50"),
-            Query(_quantile(0.95, "slotwise_time_to_first_token_seconds"), "p95"),
-        ),
+        queries={
+            "p50": _quantile(0.5, "slotwise_time_to_first_token_seconds"),
+            "p95": _quantile(0.95, "slotwise_time_to_first_token_seconds"),
+        },
     ),
     Lines(
         title="Time per output token, p50 and p95",
         about="Seconds between the tokens of an answer, as the engine times it. It grows with how "
         "many run at once and with how long their conversations are.",
         unit="s",
-        queries=(
-            Query(_quantile(0.5, "slotwise_time_per_output_token_seconds"), "p50"),
-            Query(_quantile(0.95, "slotwise_time_per_output_token_seconds"), "p95"),
-        ),
+        queries={
+            "p50": _quantile(0.5, "slotwise_time_per_output_token_seconds"),
+            "p95": _quantile(0.95, "slotwise_time_per_output_token_seconds"),
+        },
     ),
     Areas(
         title="Placements, by rule",
         about="Answers a second by the rule that placed them. Much affinity or new: conversations "
         "find their slot taken.",
         unit="reqps",
-        queries=(Query(_rate("slotwise_requests_total", "rule"), "{{rule}}"),),
+        queries={"{{rule}}": _rate("slotwise_requests_total", "rule")},
     ),
     Areas(
         title="Regret, by what stood in the way",
         about="Seconds lost in each second against the best slot at once, by the cost model: "
         "busy, held for its owner, memory, fairness, or the cap on conversations.",
         unit="short",
-        queries=(Query(_rate("slotwise_regret_seconds_total", "reason"), "{{reason}}"),),
+        queries={"{{reason}}": _rate("slotwise_regret_seconds_total", "reason")},
     ),
     Areas(
         title="Slots kept for their owners",
         about="Seconds of waiting in each second while an idle slot was kept. returned: the owner "
         "came. Mostly expired: the holds cost more than they save.",
         unit="short",
-        queries=(Query(_rate("slotwise_hold_seconds_total", "result"), "{{result}}"),),
+        queries={"{{result}}": _rate("slotwise_hold_seconds_total", "result")},
     ),
     Lines(
         title="Waits for a busy home",
         about="Requests a second that waited for the slot of their conversation, and were placed "
         "there or went elsewhere.",
         unit="reqps",
-        queries=(Query(_rate("slotwise_home_waits_total", "result"), "{{result}}"),),
+        queries={"{{result}}": _rate("slotwise_home_waits_total", "result")},
     ),
     Lines(
         title="Promotions",
         about="Requests a second that went before others because they had waited long enough.",
         unit="reqps",
-        queries=(Query(_rate("slotwise_promotions_total", "reason"), "{{reason}}"),),
+        queries={"{{reason}}": _rate("slotwise_promotions_total", "reason")},
     ),
     Lines(
         title="Working set",
         about="Live conversations, each by its chance of return, over what slots and RAM cache "
         "keep warm. Above 100 %: they displace each other.",
         unit="percentunit",
-        queries=(Query(f"max by (profile) (slotwise_working_set_ratio{_P})", "{{profile}}"),),
+        queries={"{{profile}}": f"max by (profile) (slotwise_working_set_ratio{_P})"},
     ),
     Lines(
         title="Fairness between keys",
         about="Jain's index of what the keys got lately: 1 when all got the same, 1/n when one of "
         "n got everything.",
         unit="short",
-        queries=(Query(f"min by (profile) (slotwise_fairness_jain_index{_P})", "{{profile}}"),),
+        queries={"{{profile}}": f"min by (profile) (slotwise_fairness_jain_index{_P})"},
         top=1,
     ),
     Areas(
@@ -120,6 +121,6 @@ PANELS = (
         about="Remembered conversations: running, waiting, warm (a slot holds it) or cold (none "
         "does).",
         unit="short",
-        queries=(Query(f"sum by (state) (slotwise_sessions{_P})", "{{state}}"),),
+        queries={"{{state}}": f"sum by (state) (slotwise_sessions{_P})"},
     ),
 )
