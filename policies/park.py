@@ -57,7 +57,6 @@ class Swap(NamedTuple):
 
     states: tuple[State, ...]  # the cache behind it
     loaded: State | None  # what the slot is given
-    dropped: tuple[State, ...]  # what nobody can have back
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class Park:
         kept = old.shared(prompt)
         if not self.saves(old, kept):
             return None
-        states, dropped = self.room_for(old)
+        states, _ = self.room_for(old)
         best: State | None = None
         keep, similar = kept / old.tokens, kept / len(prompt)
         for state in states:
@@ -109,7 +108,7 @@ class Park:
                 best, keep, similar = state, state_keep, state_similar
         if best is not None:
             states = tuple(state for state in states if state is not best)
-        return Swap(states, best, dropped)
+        return Swap(states, best)
 
 
 def _contains(state: State, other: State) -> bool:

@@ -26,7 +26,6 @@ def test_a_content_of_which_less_than_half_goes_on_is_saved() -> None:
     assert swap is not None
     assert [s.view for s in swap.states] == [A]
     assert swap.loaded is None
-    assert swap.dropped == ()
 
 
 def test_a_conversation_that_goes_on_changes_nothing() -> None:
@@ -43,18 +42,19 @@ def test_without_a_cache_nothing_is_saved() -> None:
 
 
 def test_the_oldest_make_room() -> None:
-    swap = Park(2500, (state(A), state(B))).swap(state(C), ids(10, 50_000))
+    park = Park(2500, (state(A), state(B)))
+    assert park.room_for(state(C)) == ((state(B), state(C)), (state(A),))
+    swap = park.swap(state(C), ids(10, 50_000))
     assert swap is not None
     assert [s.view for s in swap.states] == [B, C]
-    assert [s.view for s in swap.dropped] == [A]
 
 
 def test_what_does_not_fit_at_all_is_lost_and_disturbs_nobody() -> None:
     park = Park(500, (state(ids(100, 70_000)),))
+    assert park.room_for(state(A)) == (park.states, (state(A),))
     swap = park.swap(state(A), B)
     assert swap is not None
     assert swap.states == park.states
-    assert [s.view for s in swap.dropped] == [A]
 
 
 def test_the_entry_that_serves_the_prompt_is_moved_into_the_slot() -> None:
