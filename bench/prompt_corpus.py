@@ -10,13 +10,15 @@ from __future__ import annotations
 import random
 import sysconfig
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench import trace
 
 TRACES = ("aider_analytics", "cline", "miniswe", "oasst", "opendevin", "sweagent", "tau_airline")
 _LONGEST_CHARS = 6000
+_TURN_CHARS = 1700  # some 500 tokens of code
 
 # How well-known models write a turn: opening, between role and content, closing.
 FORMS = {
@@ -127,3 +129,30 @@ def _conversation(rng: random.Random, texts: Sequence[Iterator[str]]) -> str:
         for role in _ROLES[: rng.randint(1, len(_ROLES))]
     ]
     return "".join(turns) + opening.format(role="assistant")
+
+
+def conversation(
+    tokens: int, start: int = 0
+) -> tuple[list[dict[str, Any]], Callable[[], list[dict[str, Any]]]]:
+    """An agent's messages of about so many tokens, and what gives the two of the next turn.
+
+    ``start``: where in the corpus it begins, characters; two that lie apart hold other texts.
+    """
+    text = code_text()
+    place = start
+
+    def some(chars: int) -> str:
+        nonlocal place
+        place += chars
+        return text[(place - chars) % len(text) :][:chars]
+
+    def turn(user: int = _TURN_CHARS - 500, answer: int = 500) -> list[dict[str, Any]]:
+        return [
+            {"role": "assistant", "content": some(answer)},
+            {"role": "user", "content": some(user)},
+        ]
+
+    messages = [{"role": "system", "content": some(6000)}, {"role": "user", "content": some(900)}]
+    while place - start < tokens * 3.6:
+        messages += turn(5000, 700)
+    return messages, turn
