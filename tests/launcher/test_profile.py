@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import os
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from gguf.constants import GGML_QUANT_SIZES
 
-from launcher import gguf_header, gguf_tensors, profile, tiny_model
-from launcher.profile import Profile, ProfileError
+from launcher import profile
+from launcher.profile import ProfileError
 from launcher.settings import AttachedServer, LaunchedServer
-
-
-def _no_policy_faults(policy: Mapping[str, Any]) -> list[str]:
-    return [f"policy.{name}: bad" for name in policy if name == "bad"]
-
-
-def _gguf(path: Path, window: int | None = None, context: int = 4096) -> Path:
-    """A GGUF header without tensors."""
-    keys = {"llama.context_length": context}
-    if window is not None:
-        keys["llama.attention.sliding_window"] = window
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys) + 2)
-    data += text("general.architecture") + struct.pack("<I", 8) + text("llama")
-    data += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc")
-    for key, value in keys.items():
-        data += text(key) + struct.pack("<II", 4, value)
-    path.write_bytes(data)
-    return path
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> dict[str, Any]:
-    """A profile without a fault, as data."""
-    _gguf(tmp_path / "model.gguf")
-    return {"name": "one", "server": {"model": "model.gguf", "parallel": 4, "ctx_size": 8192}}
-
-
-def _load(directory: Path, *profiles: Any) -> list[Profile]:
-    paths = []
-    for number, data in enumerate(profiles):
-        path = directory / f"p{number}.yaml"
-        path.write_text(data if isinstance(data, str) else yaml.safe_dump(data))
-        paths.append(str(path))
-    return profile.load_all(paths, {"policy": _no_policy_faults})
-
-
-def _faults(directory: Path, *profiles: Any) -> list[str]:
-    """The faults, without the directory they name."""
-    with pytest.raises(ProfileError) as raised:
-        _load(directory, *profiles)
-    return [fault.replace(f"{directory}/", "") for fault in raised.value.faults]
+from tests.launcher.written import faults_of, gguf, load
 
 
 def test_the_defaults_of_a_short_profile(tmp_path: Path, plain: dict[str, Any]) -> None:
-    (one,) = _load(tmp_path, plain)
+    (one,) = load(tmp_path, plain)
     assert one.windows == [2048] * 4
     assert one.model == (tmp_path / "model.gguf").resolve()
     assert (one.server.cache_ram_mib, one.server.kv_unified, one.names) == (0, False, ("one",))
@@ -88,7 +40,7 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
         "memory": {"floor_gb": 8},
         "api_keys_file": "gone.yaml",
     }
-    faults = [fault.removeprefix("p0.yaml: ") for fault in _faults(tmp_path, data)]
+    faults = [fault.removeprefix("p0.yaml: ") for fault in faults_of(tmp_path, data)]
     assert [fault.split(": ")[0] for fault in faults] == [
         "name",
         "aliases[1]",
@@ -143,16 +95,16 @@ def test_what_does_not_fit_together_is_told(
     tmp_path: Path, plain: dict[str, Any], change: dict[str, Any], told: str
 ) -> None:
     plain["server"] |= change
-    (fault,) = _faults(tmp_path, plain)
+    (fault,) = faults_of(tmp_path, plain)
     assert fault.startswith(f"p0.yaml: {told}")
 
 
 def test_cache_reuse_is_refused_with_a_sliding_window_and_with_images(
     tmp_path: Path, plain: dict[str, Any]
 ) -> None:
-    _gguf(tmp_path / "swa.gguf", window=512)
+    gguf(tmp_path / "swa.gguf", window=512)
     plain["server"] |= {"model": "swa.gguf", "mmproj": "model.gguf", "cache_reuse": 256}
-    faults = _faults(tmp_path, plain)
+    faults = faults_of(tmp_path, plain)
     assert [fault.split(", got")[0] for fault in faults] == [
         "p0.yaml: server.cache_reuse: expected 0 with an mmproj",
         "p0.yaml: server.cache_reuse: expected 0 for a model with a sliding window (512 tokens)",
@@ -160,28 +112,28 @@ def test_cache_reuse_is_refused_with_a_sliding_window_and_with_images(
 
 
 def test_a_sliding_window_without_swa_full_is_a_note(tmp_path: Path, plain: dict[str, Any]) -> None:
-    _gguf(tmp_path / "model.gguf", window=512)
-    (one,) = _load(tmp_path, plain)
+    gguf(tmp_path / "model.gguf", window=512)
+    (one,) = load(tmp_path, plain)
     assert "sliding window of 512 tokens" in one.notes[0]
     plain["server"]["swa_full"] = True
-    assert _load(tmp_path, plain)[0].notes == ()
+    assert load(tmp_path, plain)[0].notes == ()
 
 
 def test_a_window_is_padded_as_llama_cpp_pads_it(tmp_path: Path, plain: dict[str, Any]) -> None:
     plain["server"] |= {"ctx_size": 3000, "parallel": 2}
-    assert _load(tmp_path, plain)[0].windows == [1536, 1536]
+    assert load(tmp_path, plain)[0].windows == [1536, 1536]
 
 
 def test_yaml_on_and_off_are_words(tmp_path: Path, plain: dict[str, Any]) -> None:
     text = yaml.safe_dump(plain).replace("parallel:", "flash_attn: off\n  parallel:")
-    (one,) = _load(tmp_path, text)
+    (one,) = load(tmp_path, text)
     assert not isinstance(one.server, AttachedServer)
     assert one.server.flash_attn == "off"
 
 
 def test_an_attached_server_declares_what_it_does_not_tell(tmp_path: Path) -> None:
     data = {"name": "far", "server": {"attach": "http://127.0.0.1:8080/v1"}}
-    faults = _faults(tmp_path, data)
+    faults = faults_of(tmp_path, data)
     assert [fault.split(": ")[1] for fault in faults] == [
         "server.attach",
         "server.parallel",
@@ -194,7 +146,7 @@ def test_an_attached_server_may_have_a_key(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("# of the engine\nsecret-key\n")
     server = {"attach": "http://127.0.0.1:8080", "parallel": 4, "kv_unified": False}
     server |= {"cache_ram_mib": 0, "api_key_file": "key"}
-    (far,) = _load(tmp_path, {"name": "far", "server": server})
+    (far,) = load(tmp_path, {"name": "far", "server": server})
     assert far.engine_key == "secret-key"
     assert "secret-key" not in repr(far)
 
@@ -212,7 +164,7 @@ def test_an_attached_server_may_have_a_key(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_a_yaml_mapping_is_one_line(tmp_path: Path, text: str, told: str) -> None:
-    (fault,) = _faults(tmp_path, text)
+    (fault,) = faults_of(tmp_path, text)
     assert fault.startswith(f"p0.yaml: {told}")
     assert "\n" not in fault
 
@@ -224,7 +176,7 @@ def test_a_value_that_unfolds_without_end_is_shown_short(tmp_path: Path) -> None
             "abcdefghijklmnopqrstuvwxy", "bcdefghijklmnopqrstuvwxyz", strict=True
         )
     )
-    faults = _faults(tmp_path, f"{nest}name: *z\nserver: *z\n")
+    faults = faults_of(tmp_path, f"{nest}name: *z\nserver: *z\n")
     assert max(len(fault) for fault in faults) < 300
 
 
@@ -235,7 +187,7 @@ def test_a_missing_profile_names_those_that_come_along(tmp_path: Path) -> None:
 
 def test_a_name_used_twice_is_a_fault(tmp_path: Path, plain: dict[str, Any]) -> None:
     other = plain | {"name": "two", "aliases": ["one"]}
-    assert _faults(tmp_path, plain, other) == [
+    assert faults_of(tmp_path, plain, other) == [
         "p1.yaml: name or alias 'one' is used twice, also in p0.yaml"
     ]
 
@@ -243,9 +195,9 @@ def test_a_name_used_twice_is_a_fault(tmp_path: Path, plain: dict[str, Any]) -> 
 def test_keys_are_read_by_name_and_never_shown(tmp_path: Path, plain: dict[str, Any]) -> None:
     plain["api_keys_file"] = "keys.yaml"
     (tmp_path / "keys.yaml").write_text("alice: alice-key-1\nbob: bob-key-22\n")
-    assert _load(tmp_path, plain)[0].api_keys == {"alice": "alice-key-1", "bob": "bob-key-22"}
+    assert load(tmp_path, plain)[0].api_keys == {"alice": "alice-key-1", "bob": "bob-key-22"}
     (tmp_path / "keys.yaml").write_text("alice: short\nbob: 123456789\n")
-    faults = _faults(tmp_path, plain)
+    faults = faults_of(tmp_path, plain)
     assert [fault.split(": ")[3] for fault in faults] == ["alice", "bob"]
     assert not any("short" in fault or "123456789" in fault for fault in faults)
 
@@ -257,75 +209,6 @@ def test_the_profiles_that_come_along_have_no_fault() -> None:
     assert {"demo", "tiny"} <= set(names)
     loaded = profile.load_all(["tiny"], {"policy": lambda policy: from_mapping(policy)[1]})
     assert loaded[0].windows == [32768] * 4
-
-
-@pytest.mark.parametrize("cut", [3, 12, 40, 60, 100])
-def test_a_header_that_ends_too_soon_is_told(tmp_path: Path, cut: int) -> None:
-    whole = _gguf(tmp_path / "model.gguf", window=512)
-    assert gguf_header.read(whole) == gguf_header.Header("llama", 4096, 512)
-    whole.write_bytes(whole.read_bytes()[:cut])
-    with pytest.raises(gguf_header.HeaderError):
-        gguf_header.read(whole)
-
-
-def test_a_download_that_broke_off_is_found_behind_its_intact_header(
-    tmp_path: Path, plain: dict[str, Any]
-) -> None:
-    whole = tiny_model.build(tmp_path / "cache").read_bytes()
-    model = tmp_path / "model.gguf"
-    model.write_bytes(whole)
-    assert _load(tmp_path, plain)[0].model == model.resolve()
-    for lost in (1, len(whole) // 2):
-        model.write_bytes(whole[:-lost])
-        assert _faults(tmp_path, plain) == [
-            "p0.yaml: server.model: expected a GGUF file, got 'model.gguf': "
-            f"model.gguf is cut short: {len(whole) - lost} of {len(whole)} bytes"
-        ]
-    _gguf(model)
-    plain["server"]["draft_model"] = "draft.gguf"
-    (tmp_path / "draft.gguf").write_bytes(whole[:-1])
-    (fault,) = _faults(tmp_path, plain)
-    told = "server.draft_model: expected the path of a GGUF file, got 'draft.gguf': "
-    assert fault.startswith(f"p0.yaml: {told}draft.gguf is cut short: ")
-
-
-def test_each_file_of_a_model_in_parts_is_there_and_whole(
-    tmp_path: Path, plain: dict[str, Any]
-) -> None:
-    whole = tiny_model.build(tmp_path / "cache").read_bytes()
-    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
-    first.write_bytes(whole)
-    plain["server"]["model"] = first.name
-    assert _faults(tmp_path, plain) == [
-        "p0.yaml: server.model: expected 2 files, got no m-00002-of-00002.gguf"
-    ]
-    second.write_bytes(whole[:-9])
-    (fault,) = _faults(tmp_path, plain)
-    assert fault.endswith(f"{second.name} is cut short: {len(whole) - 9} of {len(whole)} bytes")
-    second.write_bytes(whole)
-    assert _load(tmp_path, plain)[0].model == first.resolve()
-
-
-def test_sizes_of_tensors_are_ggmls_own() -> None:
-    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-    assert {kind: sizes[kind] for kind in gguf_tensors.BLOCKS} == gguf_tensors.BLOCKS
-
-
-def test_of_an_unknown_type_only_the_begin_is_asked_for() -> None:
-    def info(kind: int, offset: int) -> bytes:
-        return struct.pack("<QsIQIQ", 1, b"t", 1, 256, kind, offset)
-
-    def needed(*infos: bytes) -> int:
-        return gguf_tensors.layout(io.BytesIO(b"".join(infos)), len(infos), None).length_bytes
-
-    assert len(info(0, 0)) == 33  # so the data begin at 64
-    assert needed(info(8, 0)) == 64 + 256 // 32 * 34
-    assert needed(info(250, 320)) == 64 + 320 + 1
-    assert needed() == 0
-    with pytest.raises(ValueError, match="a tensor of 4000000000 dimensions"):
-        needed(struct.pack("<QsI", 1, b"t", 4_000_000_000))
-    with pytest.raises(struct.error):
-        needed(info(0, 0)[:-1])
 
 
 def test_a_path_to_the_engine_counts_from_the_profile_and_is_absolute_on_the_launch_line(
@@ -343,7 +226,7 @@ def test_a_path_to_the_engine_counts_from_the_profile_and_is_absolute_on_the_lau
         ("llama-server", "llama-server"),
     ):
         plain["server"]["binary"] = given
-        server = _load(tmp_path, plain)[0].server
+        server = load(tmp_path, plain)[0].server
         assert isinstance(server, LaunchedServer)
         assert server.binary == started
 
@@ -356,9 +239,9 @@ def test_a_keys_file_may_lie_in_the_home_directory(
     (home / "keys.yaml").write_text("alice: a-long-secret\n")
     monkeypatch.setenv("HOME", str(home))
     plain["api_keys_file"] = "~/keys.yaml"
-    assert _load(tmp_path, plain)[0].api_keys == {"alice": "a-long-secret"}
+    assert load(tmp_path, plain)[0].api_keys == {"alice": "a-long-secret"}
     plain["api_keys_file"] = "~nobody-here/keys.yaml"
-    assert "cannot read the file" in _faults(tmp_path, plain)[0]
+    assert "cannot read the file" in faults_of(tmp_path, plain)[0]
 
 
 @pytest.mark.parametrize(
@@ -378,13 +261,13 @@ def test_a_keys_file_may_lie_in_the_home_directory(
 def test_a_memory_section_that_does_not_fit_is_told(
     tmp_path: Path, plain: dict[str, Any], section: Any, told: str
 ) -> None:
-    (fault,) = _faults(tmp_path, plain | {"memory": section})
+    (fault,) = faults_of(tmp_path, plain | {"memory": section})
     assert fault.startswith(f"p0.yaml: {told}")
 
 
 def test_a_memory_file_lies_beside_the_profile(tmp_path: Path, plain: dict[str, Any]) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
     other = plain | {"name": "two", "memory": {"meminfo": "meminfo", "floor_gib": 8}}
-    default, stated = (one.memory for one in _load(tmp_path, plain, other))
+    default, stated = (one.memory for one in load(tmp_path, plain, other))
     assert (default.meminfo, default.margin_gib, default.floor_gib) == ("/proc/meminfo", 4, None)
     assert (stated.meminfo, stated.floor_gib) == (str(tmp_path / "meminfo"), 8)

@@ -1,11 +1,15 @@
-"""The stub engine of the proxy's tests: one process, as new for each of them."""
+"""What many tests of the proxy share: one stub engine, as new for each; the tiny model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from launcher import gguf_header, tiny_model
+from proxy.local_encoder import LocalEncoder, from_vocabulary
+from proxy.vocabulary import Vocabulary
 from tests.support import StubServer
 
 
@@ -24,3 +28,17 @@ def stub(_kept: list[StubServer]) -> StubServer:
     if not _kept or _kept[-1].popen.poll() is not None:
         _kept.append(StubServer())
     return _kept[-1].as_new()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's GGUF."""
+    return tiny_model.build(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def encoder(tiny: Path) -> LocalEncoder:
+    """Its tokenizer, made from the vocabulary in the file."""
+    fields = gguf_header.read_vocabulary(tiny)
+    assert fields is not None
+    return from_vocabulary(Vocabulary(**fields))

@@ -155,3 +155,14 @@ def by_cause(record: Record) -> dict[str, int]:
     assert sum(counts.values()) == record.prompt_tokens
     assert counts.get(Cause.CACHED, 0) == (record.cached or 0)
     return {cause.value: count for cause, count in counts.items()}
+
+
+TOOLS = ("tools", ids("tools", 200))
+SYSTEM = ("system", ids("system", 100))
+USER = ("user", ids("user", 50))
+ANSWER = ids("answer", 40)
+FIRST: list[Part] = [TOOLS, SYSTEM, USER]
+SECOND: list[Part] = [*FIRST, ("assistant", ANSWER), ("user", ids("more", 30))]
+N = 350  # tokens of FIRST
+# the least recently used slot takes whatever comes
+BLIND: dict[str, Any] = {name: {"enabled": False} for name in ("home", "guest", "affinity")}

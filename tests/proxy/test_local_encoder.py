@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from launcher import gguf_header
 from proxy.encoders import Source
 from proxy.local_encoder import SPLITS, UnsupportedError, from_file, from_vocabulary
 from proxy.vocabulary import TokenType, Vocabulary
+from tests.proxy.true_engine import ids_of
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = [
@@ -69,12 +69,6 @@ def reference(text: str, vocabulary: Vocabulary) -> list[int]:
         known = ids.get(symbol)
         out += [known] if known is not None else [ids[BYTES[b]] for b in symbol.encode()]
     return out
-
-
-def ids_of(packed: bytes) -> list[int]:
-    ids = array("I")
-    ids.frombytes(packed)
-    return ids.tolist()
 
 
 SPM = from_vocabulary(spm(add_space_prefix=False))

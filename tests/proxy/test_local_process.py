@@ -1,0 +1,125 @@
+"""The tokenizer's own process: what is done without it, and when it dies or was never there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from launcher import tiny_model
+from proxy import local_tokenizer
+from proxy.encoders import Source
+from proxy.local_encoder import LocalEncoder
+from proxy.local_tokenizer import SHORT_CHARS, HereEncoder
+from proxy.tokenize import Tokenizer
+from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
+
+
+def kill_its_process(tokenizer: Tokenizer) -> None:
+    process = tokenizer._locals["main"]._process._process
+    assert process is not None
+    process.kill()
+
+
+def test_a_tokenizer_whose_process_dies_is_replaced_by_the_engine(
+    tiny: Path, encoder: LocalEncoder
+) -> None:
+    async def work(tokenizer: Tokenizer) -> None:
+        engine = TrueEngine(encoder)
+        await proven(tokenizer, engine)
+        kill_its_process(tokenizer)
+        messages = chat("text that is new " * SHORT_CHARS)
+        encoded = await encode(tokenizer, engine, messages=messages)
+        assert encoded.tokens == await right(engine, messages)
+        assert tokenizer.standings()["main"][0].state == "engine"
+
+    run(work, source(tiny))
+
+
+def test_short_texts_need_no_process_where_the_vocabulary_is_small(
+    tiny: Path, encoder: LocalEncoder
+) -> None:
+    async def work(tokenizer: Tokenizer) -> None:
+        engine = TrueEngine(encoder)
+        await proven(tokenizer, engine)
+        kill_its_process(tokenizer)
+        messages = chat("text ☃ that is new")
+        encoded = await encode(tokenizer, engine, messages=messages)
+        assert encoded.tokens == await right(engine, messages)
+        assert tokenizer.standings()["main"][0].state == "local"
+
+    run(work, source(tiny))
+
+
+def test_a_large_vocabulary_is_built_in_the_process_alone(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def parts(most: int) -> int:
+        monkeypatch.setattr(local_tokenizer, "SMALL_VOCABULARY_TOKENS", most)
+        local = local_tokenizer.Local("main", source(tiny))
+        try:
+            return len((await local.get())[0].parts)
+        finally:
+            await local.close()
+
+    tokens = len(source(tiny).load_vocabulary().tokens)  # type: ignore[union-attr]
+    assert asyncio.run(parts(tokens)) == 2
+    assert asyncio.run(parts(tokens - 1)) == 1
+
+
+def test_the_tokenizer_for_short_texts_is_proven_on_its_own(
+    tiny: Path, encoder: LocalEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def one_more(_: HereEncoder, segments: Sequence[str]) -> list[bytes]:
+        return [packed + b"\5\0\0\0" for packed in encoder.encode(segments)]
+
+    async def work(tokenizer: Tokenizer) -> None:
+        assert (await proven(tokenizer, TrueEngine(encoder)))[0] == "engine"
+        assert tokenizer.standings()["main"][0].reason.startswith("token")
+
+    monkeypatch.setattr(HereEncoder, "encode", one_more)
+    run(work, source(tiny))
+
+
+def broken() -> None:
+    raise OSError("cannot be read")
+
+
+@pytest.mark.parametrize("given", ["nothing", "no vocabulary", "unreadable", "no file", "another"])
+def test_without_a_tokenizer_of_the_model_the_engine_encodes(
+    tiny: Path, encoder: LocalEncoder, tmp_path: Path, given: str
+) -> None:
+    other = json.loads(tiny_model.tokenizer_path(tiny).read_text())
+    other["model"]["merges"] = other["model"]["merges"][:100]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(other))
+    sources = {
+        "nothing": (Source(), "no vocabulary is known"),
+        "no vocabulary": (
+            Source(vocabulary=partial(dict.get, {}, "none")),
+            "no vocabulary is known",
+        ),
+        "unreadable": (Source(vocabulary=broken), "the model's vocabulary: cannot be read"),
+        "no file": (Source(tokenizer_json=tmp_path / "none.json"), "none.json is no tokenizer"),
+        "another": (
+            Source(tokenizer_json=tmp_path / "tokenizer.json"),
+            "differs from the engine's",
+        ),
+    }
+    made, says = sources[given]
+
+    async def work(tokenizer: Tokenizer) -> None:
+        engine = TrueEngine(encoder)
+        await proven(tokenizer, engine)
+        standing = tokenizer.standings()["main"][0]
+        assert standing.state == "engine"
+        assert says in standing.reason
+        messages = chat("Hello", "yes", "more")
+        encoded = await encode(tokenizer, engine, messages=messages)
+        assert encoded.tokens == await right(engine, messages)
+        assert encoded.first_user_end == await first_turn(engine, messages)
+
+    run(work, made)
