@@ -96,17 +96,8 @@ def _ordered(script: Script, wanted: Wanted) -> Script:
 
 
 def _drawn(sessions: list[list[Step]], wanted: Wanted) -> list[Step]:
-    rng = random.Random(wanted.seed)
-    waiting, running = [session[::-1] for session in sessions[::-1]], list[list[Step]]()
-    lane = []
-    while waiting or running:
-        while waiting and len(running) < wanted.sessions:
-            running.append(waiting.pop())
-        chosen = rng.choice(running)
-        lane.append(chosen.pop())
-        if not chosen:
-            running.remove(chosen)
-    return lane
+    waiting = [session[::-1] for session in sessions[::-1]]  # pop() takes the first of the next
+    return workload.drawn(waiting, wanted.sessions, random.Random(wanted.seed))
 
 
 def _chosen(sessions: list[list[Step]], wanted: Wanted) -> Script:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from bench import trace
 from bench.trace import Call, Message
 
+T = TypeVar("T")
 Moment = list[Call]
 """Calls that a client sends at the same time."""
 
@@ -39,8 +41,13 @@ def interleave(calls: Iterable[Call], live: int, seed: int) -> list[Call]:
     rng = random.Random(seed)
     waiting = [session[::-1] for session in sessions(calls)]  # pop() takes the next call
     rng.shuffle(waiting)
-    running: list[list[Call]] = []
-    order: list[Call] = []
+    return drawn(waiting, live, rng)
+
+
+def drawn(waiting: list[list[T]], live: int, rng: random.Random) -> list[T]:
+    """One after the other, of ``live`` lists at a time; taken from their ends, all of them."""
+    running: list[list[T]] = []
+    order: list[T] = []
     while waiting or running:
         while waiting and len(running) < live:
             running.append(waiting.pop())

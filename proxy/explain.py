@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from policies.attribution import AVOIDABLE, SECTIONS, Cause
-from proxy.record import Changed, Record
+from proxy.record import Changed, Record, times
 
 MOST_LISTED = 1000
 DEFAULT_KEEP_MIB = 64
@@ -119,14 +119,7 @@ def as_json(record: Record, texts: Texts | None = None) -> dict[str, Any]:
         "evicted": _evicted_json(record),
         "lost_s": round(record.lost_s(), 3),
         "avoided_s": round(record.avoided_s, 3),
-        "wait_s": round(record.wait_s, 3),
-        "wait_reason": record.wait_reason.value,
-        "regret_s": {loss.obstacle.value: round(loss.seconds, 3) for loss in record.regret},
-        "ttft_s": known.ttft_s,
-        "prefill_s": known.prefill_s,
-        "decode_s": known.decode_s,
-        "took_s": round(record.took_s, 3),
-        "out_tokens": record.out_tokens,
+        **times(record),
         "finish": known.finish,
         "failure": record.failure.value if record.failure else None,
     }

@@ -31,6 +31,7 @@ from pydantic import TypeAdapter
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Request, Section
 from proxy.events import Action, Event, RequestArrived
+from proxy.own_file import end_thread, open_own
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,7 @@ class Journal:
     def __init__(self, path: Path, max_bytes: int = _DEFAULT_MAX_BYTES) -> None:
         """Raises ``OSError`` if the file cannot be made."""
         self._path = path
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.fchmod(descriptor, 0o600)  # a file that was there keeps its mode otherwise
-        self._file = os.fdopen(descriptor, "wb")
+        self._file = os.fdopen(open_own(path, os.O_TRUNC), "wb")
         self._max_bytes = max_bytes
         self._written = 0
         self._encoder = _Prompts()
@@ -74,13 +73,7 @@ class Journal:
 
     def close(self) -> None:
         """Write what is pending and end the file; takes 10 s at most. May be called twice."""
-        if not self._thread.is_alive():
-            return
-        try:
-            self._pending.put(None, timeout=_CLOSE_LIMIT_S)
-        except queue.Full:
-            return  # a disk that hangs: the thread ends with the process
-        self._thread.join(_CLOSE_LIMIT_S)
+        end_thread(self._thread, self._pending, _CLOSE_LIMIT_S)
 
     # ------------------------------------------------------------ the thread
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from policies.prefix import Tokens
+from proxy.recently_used import RecentlyUsed
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 DEFAULT_TRAIL_BYTES = 64 * 2**20
@@ -19,39 +20,11 @@ _ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
 _MOST_TRAILS = 256
 
 
-class SegmentCache:
+class SegmentCache(RecentlyUsed[bytes]):
     """Packed ids of segments by content, those used last, within ``max_bytes``."""
 
     def __init__(self, max_bytes: int = DEFAULT_SEGMENT_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.size_bytes = 0
-        self.hits = 0
-        self.misses = 0
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: bytes) -> bytes | None:
-        packed = self._entries.get(key)
-        if packed is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._entries.move_to_end(key)
-        return packed
-
-    def put(self, key: bytes, packed: bytes) -> None:
-        if key in self._entries or len(packed) + _ENTRY_BYTES > self.max_bytes:
-            return
-        self._entries[key] = packed
-        self.size_bytes += len(packed) + _ENTRY_BYTES
-        while self.size_bytes > self.max_bytes:
-            self.size_bytes -= len(self._entries.popitem(last=False)[1]) + _ENTRY_BYTES
-
-    def clear(self) -> None:
-        self._entries.clear()
-        self.size_bytes = 0
+        super().__init__(max_bytes, lambda packed: len(packed) + _ENTRY_BYTES)
 
 
 def content_key(salt: bytes, segment: str) -> bytes:

@@ -19,7 +19,8 @@ from typing import Any
 
 import orjson
 
-from proxy.record import Record
+from proxy.own_file import end_thread, open_own
+from proxy.record import Record, times
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,7 @@ class Ledger:
 
     def close(self) -> None:
         """Write what is pending; takes 5 s at most for it. May be called twice."""
-        if not self._thread.is_alive():
-            return
-        try:
-            self._pending.put(None, timeout=_CLOSE_LIMIT_S)
-        except queue.Full:
-            return  # a disk that hangs: the thread ends with the process
-        self._thread.join(_CLOSE_LIMIT_S)
+        end_thread(self._thread, self._pending, _CLOSE_LIMIT_S)
 
     def _drain(self) -> None:
         while (record := self._pending.get()) is not None:
@@ -82,9 +77,7 @@ class _OwnersFile(RotatingFileHandler):
         super().__init__(path, maxBytes=max_bytes, backupCount=older, encoding="utf-8")
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.fchmod(descriptor, 0o600)  # a file that was there keeps its mode otherwise
-        return open(descriptor, "a", encoding=self.encoding)
+        return open(open_own(self.baseFilename, os.O_APPEND), "a", encoding=self.encoding)
 
     def emit(self, record: logging.LogRecord) -> None:
         failed_before, self._broken = self._broken, False
@@ -112,14 +105,7 @@ def line(record: Record) -> dict[str, Any]:
         "prompt_tokens": record.prompt_tokens,
         "tokens": {cause.value: count for cause, count in record.tokens().items()},
         "changed": record.changed.section if record.changed else None,
-        "wait_s": round(record.wait_s, 3),
-        "wait_reason": record.wait_reason.value,
-        "regret_s": {loss.obstacle.value: round(loss.seconds, 3) for loss in record.regret},
-        "ttft_s": known.ttft_s,
-        "prefill_s": known.prefill_s,
-        "decode_s": known.decode_s,
-        "took_s": round(record.took_s, 3),
-        "out_tokens": record.out_tokens,
+        **times(record),
         "finish": known.finish or (record.failure.value if record.failure else None),
         "client": known.client,
         "key": record.key,

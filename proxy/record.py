@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from policies.attribution import AVOIDABLE, Cause, Share, Span
 from policies.regret import Loss
@@ -83,3 +84,18 @@ class Record:
     def lost_s(self) -> float:
         """Seconds spent on what need not have been computed."""
         return sum(share.seconds for share in self.shares if share.cause in AVOIDABLE)
+
+
+def times(record: Record) -> dict[str, Any]:
+    """How long each part of it took and what was waited for, as plain data; seconds."""
+    known = record.known
+    return {
+        "wait_s": round(record.wait_s, 3),
+        "wait_reason": record.wait_reason.value,
+        "regret_s": {loss.obstacle.value: round(loss.seconds, 3) for loss in record.regret},
+        "ttft_s": known.ttft_s,
+        "prefill_s": known.prefill_s,
+        "decode_s": known.decode_s,
+        "took_s": round(record.took_s, 3),
+        "out_tokens": record.out_tokens,
+    }

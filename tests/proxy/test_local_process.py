@@ -25,32 +25,22 @@ def kill_its_process(tokenizer: Tokenizer) -> None:
     process.kill()
 
 
-def test_a_tokenizer_whose_process_dies_is_replaced_by_the_engine(
-    tiny: Path, encoder: LocalEncoder
+@pytest.mark.parametrize(
+    ("text", "by"), [("text that is new " * SHORT_CHARS, "engine"), ("text ☃ that is new", "local")]
+)
+def test_a_tokenizer_whose_process_dies_is_replaced_by_the_engine_but_for_short_texts(
+    tiny: Path, encoder: LocalEncoder, text: str, by: str
 ) -> None:
+    """Short ones need no process where the vocabulary is small."""
+
     async def work(tokenizer: Tokenizer) -> None:
         engine = TrueEngine(encoder)
         await proven(tokenizer, engine)
         kill_its_process(tokenizer)
-        messages = chat("text that is new " * SHORT_CHARS)
+        messages = chat(text)
         encoded = await encode(tokenizer, engine, messages=messages)
         assert encoded.tokens == await right(engine, messages)
-        assert tokenizer.standings()["main"][0].state == "engine"
-
-    run(work, source(tiny))
-
-
-def test_short_texts_need_no_process_where_the_vocabulary_is_small(
-    tiny: Path, encoder: LocalEncoder
-) -> None:
-    async def work(tokenizer: Tokenizer) -> None:
-        engine = TrueEngine(encoder)
-        await proven(tokenizer, engine)
-        kill_its_process(tokenizer)
-        messages = chat("text ☃ that is new")
-        encoded = await encode(tokenizer, engine, messages=messages)
-        assert encoded.tokens == await right(engine, messages)
-        assert tokenizer.standings()["main"][0].state == "local"
+        assert tokenizer.standings()["main"][0].state == by
 
     run(work, source(tiny))
 
