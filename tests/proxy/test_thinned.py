@@ -61,7 +61,7 @@ def state(scheduler: Scheduler, now: float) -> str:
 def a_day(world: Noted, seed: int) -> None:
     """Calm stretches, shortages down to below the hard floor, requests at any moment."""
     draw, ended = random.Random(seed), 0
-    for n in range(150):
+    for n in range(100):
         short = draw.random() < 0.3
         for _ in range(draw.randrange(1, 12)):
             gib = draw.choice([None, 1.0, 3.0, 9.0, 14.0]) if short else draw.uniform(40, 90)
@@ -76,7 +76,7 @@ def a_day(world: Noted, seed: int) -> None:
             world.feed(finished(running[0].id, 1000))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_replayed_it_decides_the_same_and_ends_up_in_the_same_state(
     tmp_path: Path, seed: int
 ) -> None:
@@ -94,13 +94,13 @@ def test_replayed_it_decides_the_same_and_ends_up_in_the_same_state(
     assert world.all(Reclaim), "nothing was short"
 
 
-def test_a_calm_day_of_samples_is_one_a_minute() -> None:
+def test_of_calm_samples_one_a_minute_is_written() -> None:
     written = Written()
     world = Noted(written)
-    for _ in range(2 * 3600):
+    for _ in range(2 * 600):
         world.sample(60)
     times = [now for now, event, _ in written.entries if isinstance(event, MemorySampled)]
-    assert len(times) == pytest.approx(61, abs=1)
+    assert len(times) == pytest.approx(11, abs=1)
     assert max(b - a for a, b in pairwise(times)) < 61
 
 
