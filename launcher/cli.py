@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from launcher import command_line, memory_plan, status, wiring
+from launcher import command_line, memory_plan, own_process, status, wiring
 from launcher import explain as ask_why
 from launcher.command_line import EXIT_FAULT, EXIT_USAGE, UsageError
 from launcher.engines import Engines
@@ -34,7 +33,7 @@ from launcher.meters import Meters
 from launcher.planned import PlanError, Planned
 from launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from policies import params
-from proxy import cors, explain, journal, kinds, normalize
+from proxy import cors, explain, http_protocol, journal, kinds, normalize
 from proxy.app import create_app
 from proxy.driver import Driver
 from proxy.journal import Journal
@@ -133,7 +132,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     )
     for chatty in ("httpx", "httpcore", "asyncio", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.root.level))
-    _raise_fd_limit()
+    own_process.raise_fd_limit()
     keys = _keys(profiles)
     origins = _origins(given.cors_origin, bool(keys))
     listening = _listen(given.host, given.port, bool(keys))
@@ -164,6 +163,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
     )
     meminfo = wiring.meminfo(profiles)
     meters = Meters(outcome.planned, lambda: meminfo.read().available_bytes)
+    own_process.spare_the_collector()
     return uvloop.run(
         _serve_until_signal(driver, profiles, keys, origins, listening, state_dir, meters, by_name)
     )
@@ -184,6 +184,7 @@ async def _serve_until_signal(
     app = create_app(driver, keys, cors_origins=origins)
     config = uvicorn.Config(
         app,
+        http=http_protocol.Protocol,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -285,13 +286,6 @@ def _listen(host: str, port: int, has_keys: bool) -> socket.socket:
     # number; without it the first token waits 40 ms for the client's delayed acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
-
-
-def _raise_fd_limit() -> None:
-    """Each stream takes two connections; the soft limit is often 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def reuse(request: Request, slot: SlotView, match: Match) -> int:
     shared = min(match.lcp, slot.held)
     if match.covers and slot.held == slot.view_len:
         shared += slot.tail
-    return max(0, min(shared, len(request.tokens) - 1))
+    return max(0, min(shared, request.tokens.length - 1))
 
 
 def is_live(slot: SlotView, knobs: Affinity) -> bool:
@@ -50,8 +50,9 @@ def chance_of_return_soon(
     if idle_s >= knobs.expire_s:
         return 0.0
     odds = _odds(turns, calling, knobs)
-    away = _still_away(idle_s, gap_s, knobs)
-    then = _still_away(idle_s + knobs.horizon_s, gap_s, knobs)
+    scale_s, power = gap_s * knobs.return_gaps, knobs.return_power
+    away = 1 / (1 + math.pow(max(0.0, idle_s) / scale_s, power))
+    then = 1 / (1 + math.pow(max(0.0, idle_s + knobs.horizon_s) / scale_s, power))
     return odds * (away - then) / (odds * away + 1)
 
 

@@ -26,27 +26,29 @@ def match(request: Request, view: Tokens, session: str, knobs: Home, guess: int 
 
     ``guess``: of the tokens they share, for speed.
     """
-    if not view:
+    view_len = view.length
+    if not view_len:
         return STRANGER
     shared = lcp(request.tokens, view, guess)
-    covers = shared == len(view)
-    same = covers and shared == len(request.tokens)
+    covers = shared == view_len
+    same = covers and shared == request.tokens.length
     if same:
         return Match(shared, covers, same, "continues")
     by_tokens = _raw_kind if request.first_user_end == 0 else _chat_kind
-    kind = by_tokens(request, shared, len(view), knobs)
-    if kind in ("kin", "stranger") and knobs.by_session and _same_session(request, session):
-        kind = "session"  # a changed clock, reordered tools: the same conversation all the same
+    kind = by_tokens(request, shared, view_len, knobs)
+    if session and session == request.session and kind in ("kin", "stranger"):
+        kind = _by_session(request, kind, knobs)
     return Match(shared, covers, same, kind)
-
-
-def _same_session(request: Request, session: str) -> bool:
-    """A side job may carry its conversation's id, and is a stranger to it all the same."""
-    return bool(session) and request.session == session and request.kind != SIDE_JOB
 
 
 _Kind = Literal["continues", "branch", "session", "kin", "stranger"]
 _RANK: dict[_Kind, int] = {"continues": 3, "branch": 2, "session": 1}
+
+
+def _by_session(request: Request, kind: _Kind, knobs: Home) -> _Kind:
+    """A changed clock, reordered tools: the same conversation all the same. But a side job may
+    carry its conversation's id, and is a stranger to it."""
+    return "session" if knobs.by_session and request.kind != SIDE_JOB else kind
 
 
 def _chat_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:

@@ -152,7 +152,7 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
         index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))
         return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
     candidates = _unprotected(case, idle)
-    cost_s, _, index = min((case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates)
+    cost_s, _, index = min([(case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates])
     why = f"{cost_s:.2f} s, the least of {len(candidates)}"
     return _place(case, index, _newcomer_rule(slots[index]), why)
 
@@ -171,7 +171,8 @@ def _unprotected(case: Case, idle: list[int]) -> list[int]:
     """The idle slots without live conversations of several turns, while a free place is among
     them. Its own kin is no stranger: what an edited history cuts off was its own."""
     slots, matches, knobs = case.view.slots, case.waiting.matches, case.view.params.affinity
-    if not knobs.protect_live or not any(slots[i].view_len == 0 or slots[i].guest for i in idle):
+    free = [i for i in idle if slots[i].view_len == 0 or slots[i].guest]
+    if not knobs.protect_live or not free:
         return idle
     return [
         i

@@ -21,20 +21,19 @@ def is_guest(
     """A side job by its kind; else short, small beside the largest resident, and a stranger to
     every live one."""
     knobs = params.guest
-    n = len(request.tokens)
+    n = request.tokens.length
     if not knobs.enabled:
         return False
     if request.kind == SIDE_JOB:
         return True
     if n > knobs.guest_max_tokens or request.turns > 1:
         return False
-    largest = max((s.resident for s in slots), default=0)
+    largest = max([s.held + s.tail for s in slots], default=0)
     if n >= knobs.resident_share * largest:
         return False
-    return all(
-        m.lcp < params.home.chunk_tokens or not is_live(s, params.affinity)
-        for s, m in zip(slots, matches, strict=True)
-    )
+    chunk = params.home.chunk_tokens
+    shares = [s for s, m in zip(slots, matches, strict=True) if m.lcp >= chunk]
+    return not any(is_live(s, params.affinity) for s in shares)
 
 
 def seat(slots: Sequence[SlotView], candidates: Sequence[int], params: Params) -> int | None:

@@ -26,14 +26,15 @@ _XOR_BYTES = 128
 class Tokens:
     """An immutable row of token ids (32-bit, unsigned), made for fast prefix comparison."""
 
-    __slots__ = ("_chain", "_length", "_packed")
+    __slots__ = ("_chain", "_packed", "length")
 
     def __init__(self, packed: bytes, _chain: tuple[bytes, ...] | None = None) -> None:
         """Wrap ids that are packed already, 4 little-endian bytes each (see :func:`pack`)."""
         if len(packed) % _ID_BYTES:
             raise ValueError(f"packed ids take 4 bytes each, got {len(packed)} bytes")
         self._packed = packed
-        self._length = len(packed) // _ID_BYTES
+        self.length = len(packed) // _ID_BYTES
+        """As ``len`` tells, for what is asked of every slot at every decision."""
         self._chain = _digest_chain(packed) if _chain is None else _chain
 
     @property
@@ -41,7 +42,7 @@ class Tokens:
         return self._packed
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokens) and self._packed == other._packed
@@ -106,7 +107,7 @@ def lcp(a: Tokens, b: Tokens, guess: int = 0) -> int:
 def _part_at(a: Tokens, b: Tokens, n: int) -> bool:
     """Whether the first ``n`` ids are equal and the next ones, which both have, are not."""
     blocks = n // BLOCK_TOKENS
-    if n >= min(a._length, b._length) or (blocks and a._chain[blocks - 1] != b._chain[blocks - 1]):
+    if n >= min(a.length, b.length) or (blocks and a._chain[blocks - 1] != b._chain[blocks - 1]):
         return False
     start, end = blocks * _BLOCK_BYTES, n * _ID_BYTES
     behind = end + _ID_BYTES

@@ -59,7 +59,7 @@ def waiting_for(reason: Reason, overtaken: bool) -> Obstacle | None:
 def of_slot(waiting: WaitingView, view: View, fits: list[bool], chosen: int) -> Loss | None:
     """By how much the chosen slot is dearer than one that could not be had; None: it is not."""
     slots = view.slots
-    if all(slot.idle and not slot.kept for slot in slots):
+    if view.open:
         return None  # each could be had
     case = Case(waiting, view, 0.0, fits)
     costs_s = [(case.cost_s(index), index) for index in range(len(slots)) if fits[index]]

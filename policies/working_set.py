@@ -34,6 +34,11 @@ class Context:
     started: bool = False  # a slot has held it: until then it takes nobody's place
 
 
+def counts(context: Context) -> bool:
+    """Whether it is a conversation at all, or one that may become one now."""
+    return bool(context.open) or context.calling or context.turns >= _COUNTED_TURNS
+
+
 class WorkingSet(NamedTuple):
     """Live conversations over what slots and park can hold."""
 
@@ -48,7 +53,7 @@ class WorkingSet(NamedTuple):
         warm = wanted = tokens = 0.0
         for context in contexts:
             chance = 1.0
-            if not context.open and not context.calling and context.turns < _COUNTED_TURNS:
+            if not counts(context):
                 continue
             if not context.open:
                 idle_s = now - context.last_seen

@@ -13,7 +13,7 @@ from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
 from policies.prefix import lcp
-from policies.types import Match, Reason, Request, SlotView, WaitingView
+from policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
 from policies.working_set import WorkingSet
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
@@ -23,6 +23,7 @@ from proxy.mirror import SlotMirror, SlotState
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
+IDLE = SlotState.IDLE
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 
 
@@ -54,6 +55,7 @@ class Profile:
     cap_stopped: bool = False  # new conversations wait
     learned: LearnedCost = field(init=False)
     keeping: Keeping = field(init=False)
+    _views: dict[SlotId, SlotView] = field(default_factory=dict)  # as of the last decision
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
@@ -65,7 +67,7 @@ class Profile:
     def working_set(self, now: float) -> WorkingSet:
         """Live conversations over what can be kept warm."""
         return WorkingSet.of(
-            self.contexts.values(), len(self.mirrors), now, self.pauses, self.params
+            self.contexts.counted(), len(self.mirrors), now, self.pauses, self.params
         )
 
     def saw_pause(self, pause_s: float, calling: bool) -> None:
@@ -76,7 +78,8 @@ class Profile:
     @property
     def epoch(self) -> int:
         """Changes whenever what a slot served last does."""
-        return sum(m.version for m in self.mirrors) + sum(e.parked for e in self.engines.values())
+        parked = sum([engine.parked for engine in self.engines.values()])
+        return sum([mirror.version for mirror in self.mirrors]) + parked
 
     def parks(self) -> dict[str, Park]:
         """The RAM caches of the engines that have one."""
@@ -92,6 +95,7 @@ class Profile:
         self._engines_changed()
 
     def _engines_changed(self) -> None:
+        self._views.clear()
         self.mirrors = [m for e in self.engines.values() if e.pins for m in e.mirrors]
         for waiter in self.waiters.values():
             waiter.restart(self.mirrors)
@@ -211,7 +215,21 @@ class Profile:
         )
 
     def _slot_views(self, now: float, working_set: WorkingSet) -> list[SlotView]:
-        views = [self._slot_view(m, now) for m in self.mirrors]
+        tools_gap_s = self.pauses.typical_s(calling=True)
+        others_gap_s = self.pauses.typical_s(calling=False)
+        views = []
+        for mirror in self.mirrors:
+            content, request = mirror.content, mirror.request
+            view = self._views.get(mirror.id)
+            # Nearly all slots are as they were at the last decision: only time has passed.
+            if view is None or view.state is not content or view.idle is not (mirror.state is IDLE):
+                view = self._views[mirror.id] = _view_of(mirror)
+            view.idle_s = max(0.0, now - content.last_used)
+            view.gap_s = tools_gap_s if content.calling else others_gap_s
+            view.kept = False
+            view.run_left_s = self._run_left_s(request, now) if request else 0.0
+            view.running_key = request.key if request else None
+            views.append(view)
         knobs = self.params.keep
         if knobs.enabled and working_set.wanted > knobs.above:
             for view in views:
@@ -222,26 +240,6 @@ class Profile:
                     and is_live(view, self.params.affinity)
                 )
         return views
-
-    def _slot_view(self, mirror: SlotMirror, now: float) -> SlotView:
-        content = mirror.content
-        request = mirror.request
-        return SlotView(
-            id=mirror.id,
-            window=mirror.window,
-            idle=mirror.state is SlotState.IDLE,
-            view_len=len(content.view),
-            held=content.held,
-            tail=content.tail,
-            guest=content.guest,
-            turns=content.turns,
-            idle_s=max(0.0, now - content.last_used),
-            gap_s=self.pauses.typical_s(content.calling),
-            calling=content.calling,
-            state=content,
-            run_left_s=self._run_left_s(request, now) if request else 0.0,
-            running_key=request.key if request else None,
-        )
 
     def _run_left_s(self, request: Request, now: float) -> float:
         """What is left of a running request, by the cost model and its limit."""
@@ -261,13 +259,13 @@ class Profile:
         """What the slots hold of a prompt that is about to be placed on one of them."""
         content = self.mirrors[slot].content
         match = matches[slot]
-        others = (
+        others = [
             min(m.lcp, mirror.content.held)
             for m, mirror in zip(matches, self.mirrors, strict=True)
             if mirror is not self.mirrors[slot]
-        )
+        ]
         here = min(match.lcp, content.held)
-        tail = content.tail if match.covers and content.held == len(content.view) else 0
+        tail = content.tail if match.covers and content.held == content.view.length else 0
         if swap is not None and swap.loaded is not None:
             here = min(lcp(swap.loaded.view, request.tokens), swap.loaded.held)
             tail = swap.loaded.shared(request.tokens) - here
@@ -286,3 +284,18 @@ class Profile:
             return None
         used = sum(pool_need(r.request, self.params) for r in self.running.values())
         return max(0, pool - used)
+
+
+def _view_of(mirror: SlotMirror) -> SlotView:
+    """Of its content; what time changes is set at each decision."""
+    content, is_idle = mirror.content, mirror.state is IDLE
+    return SlotView(
+        *(mirror.id, mirror.window, is_idle, content.view.length),
+        held=content.held,
+        tail=content.tail,
+        guest=content.guest,
+        turns=content.turns,
+        idle_s=0.0,
+        calling=content.calling,
+        state=content,
+    )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from policies.params import Params
 from policies.types import SIDE_JOB, Request
-from policies.working_set import Context
+from policies.working_set import Context, counts
 
 _MOST_CONTEXTS = 512
 _MOST_KEYS = 1024
@@ -20,6 +21,9 @@ class Contexts:
     def __init__(self, params: Params) -> None:
         self._expire_s = params.affinity.expire_s
         self._known: OrderedDict[str, Context] = OrderedDict()
+        # Those that count as live: mostly few, where hundreds are remembered. Each decision
+        # weighs them all.
+        self._counted: OrderedDict[str, Context] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -28,8 +32,9 @@ class Contexts:
         """Their ids."""
         return list(self._known)
 
-    def values(self) -> list[Context]:
-        return list(self._known.values())
+    def counted(self) -> Iterable[Context]:
+        """Those that take part in the working set."""
+        return self._counted.values()
 
     def arrived(self, request: Request, now: float) -> tuple[Context, bool]:
         """The request's conversation, and whether this is the first that is seen of it.
@@ -47,7 +52,7 @@ class Contexts:
         context.tokens = len(request.tokens)
         context.turns = max(context.turns + 1, request.turns)
         context.open += 1
-        self._known.move_to_end(request.session)
+        self._seen(request.session, context)
         return context, is_new
 
     def ended(self, request: Request, now: float, calling: bool = False) -> None:
@@ -58,7 +63,14 @@ class Contexts:
         context.open = max(0, context.open - 1)
         context.last_seen = now
         context.calling = calling
-        self._known.move_to_end(request.session)
+        self._seen(request.session, context)
+
+    def _seen(self, session: str, context: Context) -> None:
+        """It changed: it is the last one now, and counts or does not."""
+        self._known.move_to_end(session)
+        self._counted.pop(session, None)
+        if counts(context):
+            self._counted[session] = context
 
     def _forget(self, now: float) -> None:
         while self._known:
@@ -67,6 +79,7 @@ class Contexts:
             if not old and len(self._known) < _MOST_CONTEXTS:
                 return
             del self._known[session]
+            self._counted.pop(session, None)
 
 
 class Services:

@@ -13,6 +13,7 @@ from policies.admission import pool_need
 from policies.case import View
 from policies.decide import decide
 from policies.params import Params
+from policies.park import Park
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
 from proxy import words
@@ -46,9 +47,9 @@ class Deciding:
         working_set = profile.working_set(now)
         profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
         view = profile.view(now, working_set)
-        profile.line = self._line_up(profile, view.slots, now)
-        max_running = profile.params.queue.max_running
         epoch, parks = profile.epoch, profile.parks()
+        profile.line = self._line_up(profile, view.slots, epoch, parks, now)
+        max_running = profile.params.queue.max_running
         stale = False
         for waiter in profile.line:
             if stale:
@@ -79,9 +80,15 @@ class Deciding:
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
         out += self._memory.ask(self._profiles, now)
 
-    def _line_up(self, profile: Profile, slots: Sequence[SlotView], now: float) -> list[Waiter]:
+    def _line_up(
+        self,
+        profile: Profile,
+        slots: Sequence[SlotView],
+        epoch: int,
+        parks: Mapping[str, Park],
+        now: float,
+    ) -> list[Waiter]:
         ranked = []
-        epoch, parks = profile.epoch, profile.parks()
         overdue = profile.weigh(now)
         for waiter in profile.waiters.values():
             waiter.compare(profile.mirrors, parks, epoch, profile.params)

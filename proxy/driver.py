@@ -1,7 +1,8 @@
 """The shell around the scheduler: feeds it what happens and runs what it says.
 
 Every event goes one way: ``handle``, then metrics and journal see the same event and actions, then
-the actions are run. Nothing in here decides anything; nothing in the scheduler waits.
+the actions are run, and behind them the history takes its account. Nothing in here decides
+anything; nothing in the scheduler waits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from policies.types import Request
+from proxy.afterwards import Afterwards
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, refused
 from proxy.events import (
@@ -73,17 +75,19 @@ class Driver:
     ) -> None:
         """``memory`` and ``watch``: how the machine's memory is watched; None: it is not."""
         self.profiles = {profile.name: profile for profile in profiles}
+        self.names = _names(profiles)  # every name a model answers to -> its profile
         self.scheduler = Scheduler({p.name: p.params for p in profiles}, memory)
         gate = self.scheduler.memory
         self.memory = MemoryDesk(gate, watch, self.client, self.feed, clock)
         self.metrics = Metrics(list(self.profiles), clock)
         offset_s = time.time() - clock()
-        self.history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
+        self._history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
         self.engines: dict[str, EngineLife] = {}
         self.models: dict[str, dict[str, Any]] = {}  # /v1/models of each profile, as last asked
         self.on_engine_hung: Callable[[str, str], None] | None = None
         self.clock = clock
         self.events_seen = 0  # grows with every event: who shows the state sees that it changed
+        self._afterwards = Afterwards()
         self._journal = Thinned(journal, self.scheduler.is_calm) if journal else None
         self._ledger = ledger
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
@@ -96,15 +100,6 @@ class Driver:
         self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
 
-    @property
-    def names(self) -> dict[str, str]:
-        """Every name a model answers to -> its profile."""
-        names = {name: name for name in self.profiles}
-        for profile in self.profiles.values():
-            for alias in profile.aliases:
-                names.setdefault(alias, profile.name)
-        return names
-
     # ------------------------------------------------------------ events and actions
 
     def feed(self, event: Event) -> None:
@@ -113,16 +108,30 @@ class Driver:
         self.events_seen += 1
         actions = self.scheduler.handle(event, now)
         self.metrics.observe(event, actions, now)
-        record = self.history.observe(event, actions, now)
+        if self._journal is not None:
+            self._journal.write(now, event, actions)
+        self._afterwards.add(partial(self._write_down, now, event, actions))
+        for action in actions:
+            self._run(action)
+        self.memory.observe(event, actions)
+
+    def _write_down(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """In the order of the events, behind what they led to: a request does not wait for it."""
+        record = self._history.observe(event, actions, now)
         if record is not None:
             self.metrics.attributed(record)
             if self._ledger is not None:
                 self._ledger.write(record)
-        if self._journal is not None:
-            self._journal.write(now, event, actions)
-        for action in actions:
-            self._run(action)
-        self.memory.observe(event, actions)
+
+    def note(self, id: str, **known: Any) -> None:
+        """What is learnt of a request beside its events, for its record."""
+        self._afterwards.add(partial(self._history.note, id, **known))
+
+    @property
+    def history(self) -> History:
+        """What became of the requests, up to now."""
+        self._afterwards.catch_up()
+        return self._history
 
     def _run(self, action: Action) -> None:
         match action:
@@ -200,6 +209,9 @@ class Driver:
 
     async def wait_ready(self, profile: str, timeout_s: float) -> EngineClient:
         """A ready engine of this profile; raises a 503 after ``timeout_s``."""
+        life = self.ready_engine(profile)
+        if life is not None and life.client is not None and not self._closed:
+            return life.client  # nearly always
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._closed:
@@ -348,6 +360,15 @@ class Driver:
             await asyncio.wait(set(self._closing), timeout=_CLOSE_TIMEOUT_S)
         await self.memory.close()
         await self.tokenizer.close()
+        self._afterwards.catch_up()
         for file in (self._journal, self._ledger):
             if file is not None:
                 await asyncio.to_thread(file.close)
+
+
+def _names(profiles: Sequence[ServedProfile]) -> dict[str, str]:
+    names = {profile.name: profile.name for profile in profiles}
+    for profile in profiles:
+        for alias in profile.aliases:
+            names.setdefault(alias, profile.name)
+    return names

@@ -120,8 +120,12 @@ class Forwarding:
             while chunk := await upstream.read():
                 self._allow(_TAIL_S if seen.done else self._queue.engine_silence_s)
                 data = reader.feed(chunk)
-                self._note(seen)
-                await self._pass_on(upstream, data)
+                if seen.done:
+                    self._note(seen)
+                    await self._pass_on(upstream, data)
+                else:
+                    await self._pass_on(upstream, data)
+                    self._note_soon(seen)
         except EngineUnreachableError:
             if not seen.done and seen.error is None:
                 raise
@@ -155,6 +159,11 @@ class Forwarding:
         await self._reply.whole(upstream.status, upstream.content_type, content)
         return upstream.status
 
+    def _note_soon(self, seen: Seen) -> None:
+        """In the loop's next turn: what was just passed on is written at the end of this one."""
+        if seen.progress != self._progress or seen.started != self._first_token:
+            asyncio.get_running_loop().call_soon(self._note, seen)
+
     def _note(self, seen: Seen) -> None:
         """Tell the scheduler and the metrics what is new."""
         if seen.progress is not None and seen.progress != self._progress:
@@ -164,13 +173,13 @@ class Forwarding:
             self._first_token = True
             waited_s = self._driver.clock() - self._arrived
             self._driver.metrics.first_token(self._ticket.request.id, waited_s)
-            self._driver.history.note(self._ticket.request.id, ttft_s=waited_s)
+            self._driver.note(self._ticket.request.id, ttft_s=waited_s)
         if seen.done and not self._ticket.ended:
             self._finished(seen)
 
     def _finished(self, seen: Seen) -> None:
         """The engine's own end: what it told goes into the record before the record is made."""
-        self._driver.history.note(
+        self._driver.note(
             self._ticket.request.id,
             prefill_s=seen.prefill_s,
             decode_s=seen.decode_s,

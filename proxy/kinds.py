@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from proxy.shapes import dicts, leading_system, texts
 
@@ -26,42 +26,60 @@ _SIDE_CHARS = 8000  # about as many tokens as a guest may have (2048)
 _SIDE_LIMIT = 256  # tokens out; longer titles are known by their words
 _NEAR = 8  # messages or parts from an end, among which the request itself is looked for
 
+# Each begins with a plain text; behind it, an expression of what must follow.
 _SIDE = (
     # Open WebUI: title, tags, follow-ups, search queries, image prompt, autocompletion, emoji.
-    r"### Task:\s+(?:Generate|Suggest|Analyze the chat history|You are an autocompletion system)",
-    r"Your task is to reflect the speaker's likely facial expression",
+    (
+        "### Task:",
+        r"\s+(?:Generate|Suggest|Analyze the chat history|You are an autocompletion system)",
+    ),
+    ("Your task is to reflect the speaker's likely facial expression", ""),
     # opencode: its title job has a system prompt and a first user message of its own.
-    r"You are a title generator\b",
-    r"Generate a title for this conversation",
+    ("You are a title generator", r"\b"),
+    ("Generate a title for this conversation", ""),
     # Claude Code: topic detection, titles, and its check that the model answers.
-    r"Analyze if this message indicates a new conversation topic",
-    r"Please write a 5-10 word title",
-    r"Generate a concise, sentence-case title",
+    ("Analyze if this message indicates a new conversation topic", ""),
+    ("Please write a 5-10 word title", ""),
+    ("Generate a concise, sentence-case title", ""),
     # Continue
-    r"Given the following[^\n]{0,80}please reply with a title for the chat",
+    ("Given the following", r"[^\n]{0,80}please reply with a title for the chat"),
     # aider's commit message
-    r"You are an expert software engineer that generates concise, one-line Git commit messages",
+    (
+        "You are an expert software engineer that generates concise, one-line Git commit messages",
+        "",
+    ),
 )
 _SUMMARY = (
-    r"\*Briefly\* summarize this partial conversation about programming",  # aider
-    r"You are a helpful AI assistant tasked with summarizing conversations",  # two clients
-    r"Summarize what was done in this conversation",  # opencode
-    r"Your task is to create a detailed summary of the conversation so far",  # Claude Code
-    r"You are an anchored context summarization assistant",  # opencode
-    r"You are performing a CONTEXT CHECKPOINT COMPACTION",  # Codex
+    ("*Briefly* summarize this partial conversation about programming", ""),  # aider
+    ("You are a helpful AI assistant tasked with summarizing conversations", ""),  # two clients
+    ("Summarize what was done in this conversation", ""),  # opencode
+    ("Your task is to create a detailed summary of the conversation so far", ""),  # Claude Code
+    ("You are an anchored context summarization assistant", ""),  # opencode
+    ("You are performing a CONTEXT CHECKPOINT COMPACTION", ""),  # Codex
 )
 
 
-def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
+class Pattern(NamedTuple):
+    """``part``: what every match holds, case folded: a search for plain text costs a hundredth of
+    one by an expression that ignores case."""
+
+    part: str
+    expression: re.Pattern[str]
+
+
+def _known(begins: Iterable[tuple[str, str]]) -> tuple[Pattern, ...]:
+    return tuple(
+        Pattern(begin.casefold(), re.compile(re.escape(begin) + rest, re.IGNORECASE))
+        for begin, rest in begins
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Regular expressions, searched in heads; the profile's own before the known ones."""
+    """Searched in heads; the profile's own before the known ones."""
 
-    side: tuple[re.Pattern[str], ...] = field(default_factory=lambda: _compiled(_SIDE))
-    summary: tuple[re.Pattern[str], ...] = field(default_factory=lambda: _compiled(_SUMMARY))
+    side: tuple[Pattern, ...] = field(default_factory=lambda: _known(_SIDE))
+    summary: tuple[Pattern, ...] = field(default_factory=lambda: _known(_SUMMARY))
 
 
 def from_mapping(given: Mapping[str, Any], path: str = "kinds") -> tuple[Patterns, list[str]]:
@@ -73,7 +91,7 @@ def from_mapping(given: Mapping[str, Any], path: str = "kinds") -> tuple[Pattern
     """
     faults: list[str] = []
     known = {"side": _SIDE, "summary": _SUMMARY}
-    extra: dict[str, list[re.Pattern[str]]] = {name: [] for name in known}
+    extra: dict[str, list[Pattern]] = {name: [] for name in known}
     for name, patterns in given.items():
         where = f"{path}.{name}"
         if name not in known:
@@ -83,16 +101,16 @@ def from_mapping(given: Mapping[str, Any], path: str = "kinds") -> tuple[Pattern
         else:
             for i, pattern in enumerate(patterns):
                 _add(extra[name], pattern, f"{where}[{i}]", faults)
-    built = {name: (*extra[name], *_compiled(own)) for name, own in known.items()}
+    built = {name: (*extra[name], *_known(own)) for name, own in known.items()}
     return Patterns(**built), faults
 
 
-def _add(to: list[re.Pattern[str]], pattern: Any, where: str, faults: list[str]) -> None:
+def _add(to: list[Pattern], pattern: Any, where: str, faults: list[str]) -> None:
     if not isinstance(pattern, str) or not pattern:
         faults.append(f"{where}: expected a regular expression, got {pattern!r}")
         return
     try:
-        to.append(re.compile(pattern, re.IGNORECASE))
+        to.append(Pattern("", re.compile(pattern, re.IGNORECASE)))
     except (re.error, OverflowError, RecursionError) as error:
         faults.append(f"{where}: not a regular expression, {error}: {pattern!r}")
 
@@ -130,8 +148,10 @@ def _user_heads(messages: Iterable[dict[str, Any]]) -> list[str]:
     return []
 
 
-def _found(patterns: Iterable[re.Pattern[str]], heads: list[str]) -> bool:
-    return any(pattern.search(head) for pattern in patterns for head in heads)
+def _found(patterns: Iterable[Pattern], heads: list[str]) -> bool:
+    folded = "\n".join(heads).casefold()
+    likely = [pattern.expression for pattern in patterns if pattern.part in folded]
+    return bool(likely) and any(one.search(head) for one in likely for head in heads)
 
 
 def _uses_tools(message: Mapping[str, Any]) -> bool:

@@ -25,12 +25,11 @@ from proxy.proof import RECHECK_EVERY, compare, edges_of, first_difference, prob
 from proxy.render import (
     NotRenderedError,
     Renderer,
-    Shapes,
     Template,
     may_render,
-    shape_of,
     template_of,
 )
+from proxy.rendered_alike import Shapes, shape_of
 from proxy.segments import Cuts
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from policies.prefix import Tokens
+from proxy.prefix_tree import PrefixTree
 from proxy.recently_used import RecentlyUsed
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
@@ -58,7 +59,7 @@ class Mapped:
 class Trail:
     """A known prompt up to the last place where it is cut whatever follows."""
 
-    head: str
+    chars: int  # of the prompt's text up to there
     ends: list[int]
     positions: list[int]
     cuts: list[int]
@@ -77,6 +78,7 @@ class Trails:
         self.max_bytes = max_bytes
         self.size_bytes = 0
         self._trails: OrderedDict[int, tuple[bytes, Trail]] = OrderedDict()
+        self._heads: dict[bytes, PrefixTree[int]] = {}  # by owner: text -> number
         self._next = 0
 
     def __len__(self) -> int:
@@ -84,17 +86,12 @@ class Trails:
 
     def longest(self, salt: bytes, text: str) -> tuple[int, Trail] | None:
         """The longest one with which this text begins, and its number."""
-        best: tuple[int, Trail] | None = None
-        for number, (owner, trail) in self._trails.items():
-            if (
-                (best is None or len(trail.head) > len(best[1].head))
-                and owner == salt
-                and text.startswith(trail.head)
-            ):
-                best = number, trail
-        if best is not None:
-            self._trails.move_to_end(best[0])
-        return best
+        heads = self._heads.get(salt)
+        number = heads.longest(text) if heads is not None else None
+        if number is None:
+            return None
+        self._trails.move_to_end(number)
+        return number, self._trails[number][1]
 
     def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
         last = mapped.stable
@@ -102,7 +99,7 @@ class Trails:
             return
         head = mapped.text[: mapped.ends[last]]
         trail = Trail(
-            head=head,
+            chars=len(head),
             ends=mapped.ends[: last + 1],
             positions=mapped.positions[: last + 1],
             cuts=mapped.cuts,
@@ -115,6 +112,9 @@ class Trails:
         )
         if instead_of is not None:
             self._drop(instead_of)
+        same = self._heads.setdefault(salt, PrefixTree()).put(head, self._next)
+        if same is not None:
+            self._drop(same)
         self._trails[self._next] = salt, trail
         self._next += 1
         self.size_bytes += trail.size_bytes
@@ -123,9 +123,16 @@ class Trails:
 
     def clear(self) -> None:
         self._trails.clear()
+        self._heads.clear()
         self.size_bytes = 0
 
     def _drop(self, number: int) -> None:
         dropped = self._trails.pop(number, None)
-        if dropped is not None:
-            self.size_bytes -= dropped[1].size_bytes
+        if dropped is None:
+            return
+        salt, trail = dropped
+        self.size_bytes -= trail.size_bytes
+        heads = self._heads[salt]
+        heads.drop(number)
+        if not len(heads):
+            del self._heads[salt]

@@ -92,6 +92,8 @@ async def parse(raw: bytes) -> dict[str, Any]:
 
 def _loads(raw: bytes) -> Any:
     body = orjson.loads(raw)
+    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+        return body  # so few cannot stand so deep in each other
     level = [body] if isinstance(body, dict | list) else []
     for _ in range(_MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -121,16 +123,16 @@ async def prepare(kind: Kind, path: str, raw: bytes, names: Mapping[str, str]) -
             raise bad(name, f"{name}: expected 1 (several answers are not supported), got {copies}")
     stream = _switch(body, "stream", False)
     asked_progress = _switch(body, "return_progress", False)
-    limits = [limit for name in _LIMITS if (limit := _whole(body, name)) is not None]
+    limits = {name: limit for name in _LIMITS if (limit := _whole(body, name)) is not None}
     fields = {k: v for k, v in body.items() if k not in ("id_slot", "slot_id")}
-    fields.update({name: _whole(body, name) for name in _LIMITS if body.get(name) is not None})
+    fields.update(limits)
     return Prepared(
         kind=kind,
         path=path,
         profile=profile,
         fields=fields,
         stream=stream,
-        max_tokens=None if not limits or min(limits) < 0 else max(limits),
+        max_tokens=None if not limits or min(limits.values()) < 0 else max(limits.values()),
         cache_prompt=_switch(body, "cache_prompt", True),
         injected_progress=stream and not asked_progress,
         size_bytes=len(raw),

@@ -55,7 +55,7 @@ class PromptEncoder:
         """``whole``: a prompt, with what the engine adds at its edges; else a part of one."""
         known = self._trails.longest(self._salt, text) if whole else None
         trail = known[1] if known else None
-        start = len(trail.head) if trail else 0
+        start = trail.chars if trail else 0
         big = len(text) - start > OFF_LOOP_CHARS
         if big:
             pieces, keys = await asyncio.to_thread(self._cut, text, start)
@@ -82,7 +82,8 @@ class PromptEncoder:
             if between and place not in mapped.places:
                 inside[place] = i, mapped.text[mapped.ends[i - 1] : place]
         begins = [begin for _, begin in inside.values()]
-        packed = await self._packed(begins, [self._key(begin) for begin in begins])
+        keys = [content_key(self._salt, begin) for begin in begins]
+        packed = await self._packed(begins, keys) if begins else []
         found = dict(mapped.places)
         for (place, (i, _)), ids in zip(inside.items(), packed, strict=True):
             first, last = mapped.positions[i - 1], mapped.positions[i]
@@ -102,7 +103,9 @@ class PromptEncoder:
 
     def _cut(self, text: str, start: int) -> tuple[list[tuple[Piece, int]], list[bytes]]:
         pieces = list(self.cuts.pieces(text, start))
-        return pieces, [self._key(piece) for piece, _ in pieces]
+        return pieces, [
+            b"" if isinstance(piece, int) else content_key(self._salt, piece) for piece, _ in pieces
+        ]
 
     async def _packed(self, pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[bytes]:
         """Packed ids of each piece; those not known are encoded in one go."""
@@ -122,9 +125,6 @@ class PromptEncoder:
         for key, ids in new.items():
             self._segments.put(key, ids)
         return [new[key] if ids is None else ids for ids, key in zip(packed, keys, strict=True)]
-
-    def _key(self, piece: Piece) -> bytes:
-        return b"" if isinstance(piece, int) else content_key(self._salt, piece)
 
     def _joined(
         self,

@@ -1,9 +1,8 @@
 """The life of one generating request, from its first byte to its last.
 
-Read, check, encode, wait for the scheduler, hand over to :mod:`proxy.forward`. All of it runs as
-one task beside a second one that waits for the client to leave, because a handler that waits is
-not told of a hang-up. When the client leaves, the task is cancelled wherever it stands; closing the
-upstream connection and ending the ticket are done on its way out.
+Read, check, encode, wait for the scheduler, hand over to :mod:`proxy.forward`. When the client
+leaves (:mod:`proxy.departure`), the task is cancelled wherever it stands; closing the upstream
+connection and ending the ticket are done on its way out.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
 from policies.types import Reason, Request, Rule
 from proxy.body import DEFAULT_LIMIT_BYTES, ClientGoneError, read_body
+from proxy.departure import Departure
 from proxy.driver import Driver
 from proxy.errors import (
     EngineUnreachableError,
@@ -33,7 +33,7 @@ from proxy.gate import caller_of
 from proxy.identity import Session, SessionTable
 from proxy.kinds import kind_of
 from proxy.prepare import Kind, Prepared, off_loop, prepare
-from proxy.reply import Reply
+from proxy.reply import Comments, Reply
 from proxy.ticket import Ticket
 from proxy.tokenize import Encoded
 
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 _ERROR_TIMEOUT_S = 30.0  # for an error to reach a client that reads slowly
-_CANCEL_AGAIN_S = 2.0
 _CLIENT_CHARS = 40
 
 
@@ -81,25 +80,14 @@ class Relay:
         except ProxyError as error:
             exchange.count(error.status)
             raise
-        work = asyncio.create_task(exchange.run(self._kind, self._path, raw))
-        gone = asyncio.create_task(_disconnected(receive))
+        departure = Departure(receive, exchange.reply)
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await exchange.run(self._kind, self._path, raw)
+        except asyncio.CancelledError:
+            if not departure.seen:
+                raise  # the server's own, at its end
         finally:
-            await _end(gone)
-            await _end(work)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel it if it still runs and see it end; a library may swallow the first cancellation."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
+            departure.end()
 
 
 class Exchange:
@@ -115,7 +103,7 @@ class Exchange:
         self._id = caller.request_id
         self._key = caller.key
         self._arrived = self._driver.clock()
-        self._reply = Reply(send)
+        self.reply = Reply(send)
         self._profile: str | None = None
         self._stage: str = Reason.ENGINE_LOADING
         self._ticket: Ticket | None = None
@@ -140,7 +128,7 @@ class Exchange:
             code = error.status
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ERROR_TIMEOUT_S):
-                    await self._reply.error(error)
+                    await self.reply.error(error)
         finally:
             self.count(code)
 
@@ -159,10 +147,14 @@ class Exchange:
         request = asked.normalize(served.normalize)
         if request.normalized:
             self._driver.metrics.normalized(asked.profile, request.normalized)
-        async with self._informed(request):
+        comments = self._informed(request)
+        try:
             encoded = await self._encoded(request)
             who = await self._identified(request)
             return await self._scheduled(request, encoded, who)
+        finally:
+            if comments is not None:
+                await comments.end()
 
     async def _encoded(self, request: Prepared) -> Encoded:
         """The prompt's tokens, as soon as an engine is there to tell them."""
@@ -208,31 +200,21 @@ class Exchange:
             )
         )
         self._ticket = ticket
-        self._driver.history.note(self._id, client=_client(self._headers))
+        self._driver.note(self._id, client=_client(self._headers))
         try:
             dispatch = await ticket.decided()
-            forwarding = Forwarding(self._driver, self._reply, request, ticket, self._arrived)
+            forwarding = Forwarding(self._driver, self.reply, request, ticket, self._arrived)
             return await forwarding.run(dispatch)
         finally:
             ticket.close()
 
-    @contextlib.asynccontextmanager
-    async def _informed(self, request: Prepared) -> AsyncIterator[None]:
-        """While this is open, a streaming client that sees no byte yet gets comment lines."""
+    def _informed(self, request: Prepared) -> Comments | None:
+        """A streaming client that sees no byte yet gets comment lines until these are ended."""
         if not request.stream:
-            yield
-            return
-        first_s = self._arrived + self._settings.first_comment_s - self._driver.clock()
-        keeper = asyncio.create_task(
-            self._reply.keep(max(0.0, first_s), self._settings.comment_every_s, self._standing)
-        )
-        try:
-            yield
-        finally:
-            # Not cancelled: a comment that is half written has to go out whole.
-            self._reply.hush()
-            await asyncio.wait({keeper}, timeout=_ERROR_TIMEOUT_S)
-            await _end(keeper)
+            return None
+        settings = self._settings
+        first_s = self._arrived + settings.first_comment_s - self._driver.clock()
+        return Comments(self.reply, max(0.0, first_s), settings.comment_every_s, self._standing)
 
     def _standing(self) -> str:
         """Where the request stands, as its comment line says it."""
@@ -247,8 +229,8 @@ class Exchange:
         if standing is None:
             return "waiting"
         if standing.reason is Reason.MEMORY:
-            if not self._reply.opened:
-                self._reply.headers[WAIT_HEADER] = standing.reason.value
+            if not self.reply.opened:
+                self.reply.headers[WAIT_HEADER] = standing.reason.value
             return f"waiting: {standing.text}"
         return f"waiting: {standing.reason}, {standing.ahead} before you ({standing.text})"
 

@@ -3,22 +3,18 @@
 What the server does around a template (``common/chat.cpp``) and where its template language differs
 from jinja2 (``common/jinja``: white space, case and length are those of bytes) is done likewise,
 for plain requests. Anything else, and anything whose shape was not seen to come out equal, is the
-engine's: :class:`Shapes` keeps the book of that.
+engine's: :mod:`proxy.rendered_alike` keeps the book of that.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from hashlib import blake2b
-from itertools import pairwise
+from datetime import date, datetime
 from typing import Any
 
 import jinja2
-import orjson
 
 from proxy.template_language import environment
 
@@ -31,7 +27,6 @@ _RENDERED = frozenset(
 )
 _LARGEST_WHOLE = 2**53
 _CLOCK_WORDS = ("strftime_now", "date_string", "datetime")
-_KEPT_SHAPES = 2000
 
 
 class NotRenderedError(Exception):
@@ -80,10 +75,12 @@ class Renderer:
     def __init__(self, template: Template, now: Callable[[], datetime] = datetime.now) -> None:
         self._template = template
         self._now = now
+        self._day: date | None = None
+        self._written: dict[str, str] = {}
         made = environment(now)
         try:
-            self._plain = made.from_string(template.source)
-            self._tool_use = made.from_string(template.tool_use or template.source)
+            self._plain = _compiled(made, template.source)
+            self._tool_use = _compiled(made, template.tool_use or template.source)
         except jinja2.TemplateError as error:
             raise NotRenderedError(f"the template: {error!s:.200}") from error
 
@@ -118,7 +115,6 @@ class Renderer:
     def _values(
         self, messages: list[dict[str, Any]], tools: list[Any], kwargs: Mapping[str, Any]
     ) -> dict[str, Any]:
-        now = self._now()
         keep = kwargs.get("preserve_reasoning", True)
         values: dict[str, Any] = {}
         if isinstance(keep, bool):
@@ -129,8 +125,19 @@ class Renderer:
         values |= {"bos_token": self._template.bos, "eos_token": self._template.eos}
         if tools:
             values["tools"] = tools
-        values |= {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+        values |= self._dates()
         return {**values, **kwargs}
+
+    def _dates(self) -> dict[str, str]:
+        """The day as templates print it, written once a day."""
+        now = self._now()
+        if now.date() != self._day:
+            self._day = now.date()
+            self._written = {
+                "datetime": now.strftime("%b %d %Y"),
+                "date_string": now.strftime("%d %b %Y"),
+            }
+        return self._written
 
     def _messages(self, given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         caps = self._template.caps
@@ -151,6 +158,14 @@ class Renderer:
         if not caps.get("supports_system_role", True) and messages[0]["role"] == "system":
             _system_into_next(messages)
         return messages
+
+
+def _compiled(made: jinja2.Environment, source: str) -> jinja2.Template:
+    """Its globals in a plain dict: each rendering copies them, and out of a chain of two dicts
+    that takes a call for each."""
+    template = made.from_string(source)
+    template.globals = dict(template.globals)
+    return template
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,51 +264,3 @@ def may_render(fields: Mapping[str, Any]) -> bool:
     """Whether a request is of a kind that is rendered here at all."""
     # An assistant's turn at the end is one to go on with: the server cuts that prompt open.
     return fields.keys() <= _RENDERED and fields["messages"][-1]["role"] != "assistant"
-
-
-class Shapes:
-    """Which shapes of requests were seen to render alike here and in the engine; bounded."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[bytes, bool] = OrderedDict()
-
-    def proven(self, shape: bytes) -> bool | None:
-        """None: not compared yet."""
-        equal = self._seen.get(shape)
-        if equal is not None:
-            self._seen.move_to_end(shape)
-        return equal
-
-    def put(self, shape: bytes, equal: bool) -> None:
-        self._seen[shape] = equal
-        while len(self._seen) > _KEPT_SHAPES:
-            self._seen.popitem(last=False)
-
-
-def shape_of(fields: Mapping[str, Any]) -> bytes:
-    """All of a request that may take another path through a template, but not its texts.
-
-    Tools and options count by value: they stay the same over a conversation.
-    """
-    messages = fields["messages"]
-    kinds = set(map(_kind, messages))
-    roles = ["", *(message["role"] for message in messages), ""]
-    follows = set(pairwise(roles))
-    others = {name: value for name, value in fields.items() if name != "messages"}
-    key = (sorted(kinds), sorted(follows), orjson.dumps(others))
-    return blake2b(repr(key).encode(), digest_size=16).digest()
-
-
-def _kind(message: Mapping[str, Any]) -> tuple[object, ...]:
-    content = message.get("content")
-    calls = message.get("tool_calls")
-    return (
-        message["role"],
-        type(content).__name__,
-        bool(content),
-        isinstance(content, list) and len(content) > 1,
-        bool(message.get("reasoning_content")),
-        bool(message.get("name")),
-        bool(message.get("tool_call_id")),
-        min(len(calls), 2) if isinstance(calls, list) else 0,
-    )

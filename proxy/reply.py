@@ -9,6 +9,7 @@ follows goes out without it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 
 from starlette.types import Send
@@ -16,6 +17,7 @@ from starlette.types import Send
 from proxy.errors import ProxyError, UpstreamError, framed
 
 EVENT_STREAM = "text/event-stream"
+_WRITE_TIMEOUT_S = 30.0  # for a comment to reach a client that reads slowly
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -25,6 +27,7 @@ class Reply:
     def __init__(self, send: Send) -> None:
         self.headers: dict[str, str] = {}
         self.opened = False
+        self.complete = False  # its last byte is on its way
         self._send = send
         self._lock = asyncio.Lock()
         self._flowing = False  # the answer has begun: nobody but its writer writes any more
@@ -56,14 +59,14 @@ class Reply:
         async with self._lock:
             if not self.opened:
                 await self._open(200, EVENT_STREAM, _STREAM_HEADERS)
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._finish(b"")
 
     async def whole(self, status: int, content_type: str, body: bytes) -> None:
         """A complete answer that is not streamed."""
         self.hush()
         async with self._lock:
             await self._open(status, content_type, {"Content-Length": str(len(body))})
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            await self._finish(body)
 
     async def error(self, error: ProxyError | UpstreamError) -> None:
         """With its status if the head is not out; else one framed event and no end marker."""
@@ -74,16 +77,13 @@ class Reply:
         await self.stream(EVENT_STREAM, framed(error))
         await self.end()
 
-    async def keep(self, first_s: float, every_s: float, text: Callable[[], str]) -> None:
-        """Comment ``first_s`` from now, then every ``every_s``, until :meth:`hush`."""
-        pause_s = first_s
+    async def keep(self, every_s: float, text: Callable[[], str]) -> None:
+        """Comment now, then every ``every_s``, until :meth:`hush`."""
         while not self._quiet.is_set():
-            try:
-                async with asyncio.timeout(pause_s):
+            await self.comment(text())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
                     await self._quiet.wait()
-            except TimeoutError:
-                await self.comment(text())
-            pause_s = every_s
 
     async def _write(self, content_type: str, data: bytes) -> None:
         if not self.opened:
@@ -100,3 +100,33 @@ class Reply:
                 "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
             }
         )
+
+    async def _finish(self, body: bytes) -> None:
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Comments:
+    """Comment lines from ``first_s`` from now on. A timer until then, not a task: most answers
+    begin before the first comment is due."""
+
+    def __init__(
+        self, reply: Reply, first_s: float, every_s: float, text: Callable[[], str]
+    ) -> None:
+        self._reply = reply
+        self._every_s = every_s
+        self._text = text
+        self._keeper: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(first_s, self._begin)
+
+    def _begin(self) -> None:
+        self._keeper = asyncio.create_task(self._reply.keep(self._every_s, self._text))
+
+    async def end(self) -> None:
+        """No more of them."""
+        self._timer.cancel()
+        self._reply.hush()
+        if self._keeper is not None:
+            # Not cancelled at once: a comment that is half written has to go out whole.
+            await asyncio.wait({self._keeper}, timeout=_WRITE_TIMEOUT_S)
+            self._keeper.cancel()

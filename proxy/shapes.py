@@ -64,6 +64,7 @@ def texts(content: Any) -> Iterator[str]:
     """The texts of a message's content: a string, or the text parts of a list."""
     if isinstance(content, str):
         yield content
+        return
     for part in dicts(content):
         text = part.get("text")
         if part.get("type", "text") == "text" and isinstance(text, str):

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 _SPACE = " \t\n\v\f\r"  # the C library's isspace
 
@@ -88,11 +89,19 @@ FILTERS: dict[str, Callable[..., Any]] = {"tojson": _tojson, "trim": _trim, "len
 FILTERS |= {"count": _length} | {n: _STRING_METHODS[n] for n in ("upper", "lower", "title")}
 
 
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_MISSING = object()
+
+
 class Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # The short way for what templates read most: a field of a message.
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
-            return obj[attribute]
+        # The short way for what templates read most: a field of a message, there or not.
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            found = obj.get(attribute, _MISSING)
+            return self.undefined(obj=obj, name=attribute) if found is _MISSING else found
         if isinstance(obj, str) and attribute in _STRING_METHODS:
             return partial(_STRING_METHODS[attribute], obj)
+        # The sandbox asks a namespace a dozen times what it is; it holds what the template put in.
+        if type(obj) is Namespace and not attribute.startswith("_") and hasattr(obj, attribute):
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)

@@ -113,7 +113,7 @@ class TurnReader:
             turns=turns,
             said=said,
             head=_head(body),
-            front=_digest([body.get("tools"), body.get("system")]),
+            front=_front(body.get("tools"), body.get("system")),
             messages=exact,
         )
 
@@ -144,6 +144,10 @@ class TurnReader:
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
+
+
+def _front(tools: Any, system: Any) -> int:
+    return _NO_FRONT if tools is None and system is None else _digest([tools, system])
 
 
 def _head(body: Mapping[str, Any]) -> Head:
@@ -275,8 +279,14 @@ def _read_part(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_read_part(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        kept = (item for item in value.items() if item[0] != "cache_control")
-        return {name: _read_part(inner, depth - 1) for name, inner in kept if inner is not None}
+        return {
+            # Most are short texts, which are taken as they are.
+            name: inner
+            if type(inner) is str and len(inner) <= _GIANT_CHARS
+            else _read_part(inner, depth - 1)
+            for name, inner in value.items()
+            if inner is not None and name != "cache_control"
+        }
     return value
 
 
@@ -285,3 +295,6 @@ def _giant(text: str) -> bytes:
     for at in range(0, len(text), _GIANT_CHARS):
         hasher.update(text[at : at + _GIANT_CHARS].encode("utf-8", "surrogatepass"))
     return hasher.digest()
+
+
+_NO_FRONT = _digest([None, None])

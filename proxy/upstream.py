@@ -2,8 +2,10 @@
 
 This is the path of every token, and the one call that httpx does not make: parsing straight from
 the transport's callback costs a fraction of its layers (``bench/results/overhead.md``). A
-connection is used once, because llama-server closes it after a stream without notice. What arrives
-while the reader is busy is handed over as one piece, so that a proxy that falls behind catches up.
+connection is used once, because llama-server closes it after a stream without notice. To an engine
+on this machine it is made and written to before the event loop hears of it, so that the engine
+works while the loop takes it over. What arrives while the reader is busy is handed over as one
+piece, so that a proxy that falls behind catches up.
 
 Closing tells the engine at once and waits for nothing: it is the only way to make it stop, and it
 has to work in the ``finally`` of a task that is being cancelled. What lingers is the connection's
@@ -14,9 +16,11 @@ other half, until the engine ends that too: a request may lie unread in the engi
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping
-from typing import cast
+from functools import lru_cache
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -33,8 +37,29 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 LINGER_S = 1.0
 """How long the engine may take to end its half of a connection that was closed here."""
 
+_LOOPBACK = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 _MAX_ERROR_BYTES = 1024 * 1024
 _DEFAULT_TYPE = "application/json"
+
+
+class _Address(NamedTuple):
+    """Where an engine listens."""
+
+    netloc: str
+    host: str
+    port: int
+    tls: bool
+    family: socket.AddressFamily | None  # of this machine's own addresses
+
+
+@lru_cache(maxsize=64)
+def _address(url: str) -> _Address:
+    """One URL is asked for by every request."""
+    parts = urlsplit(url)
+    tls, host = parts.scheme == "https", parts.hostname or ""
+    return _Address(
+        parts.netloc, host, parts.port or (443 if tls else 80), tls, _LOOPBACK.get(host)
+    )
 
 
 async def post(
@@ -50,11 +75,13 @@ async def post(
 
     Raises :class:`EngineUnreachableError`, ``sent`` False where there was no connection.
     """
-    parts = urlsplit(url)
+    address = _address(url)
+    head = _head(address.netloc, path, headers, len(content))
     stream = UpstreamStream(lingering)
     try:
-        await _connect(stream, parts.hostname or "", parts.port, parts.scheme == "https")
-        stream.send(_head(parts.netloc, path, headers, len(content)), content)
+        if not _sent_at_once(stream, address, head, content):
+            await _connect(stream, address)
+            stream.send(head, content)
         await stream.opened()
     except BaseException:
         stream.close()
@@ -62,12 +89,30 @@ async def post(
     return stream
 
 
-async def _connect(stream: UpstreamStream, host: str, port: int | None, tls: bool) -> None:
-    context = NO_TLS if tls else None
+def _sent_at_once(stream: UpstreamStream, to: _Address, head: bytes, content: bytes) -> bool:
+    """Connect to an engine on this machine and write the request, without a turn of the loop: the
+    kernel connects two of its own sockets within the call. False: not sent, nothing is open."""
+    if to.family is None or to.tls:
+        return False
+    connection = socket.socket(to.family)
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.connect_ex((to.host, to.port))
+        sent = connection.sendmsg((head, content))
+    except OSError:  # refused, or too many wait to be accepted: the loop connects, or says why not
+        connection.close()
+        return False
+    whole = sent == len(head) + len(content)
+    stream.join(connection, b"" if whole else (head + content)[sent:])
+    return True
+
+
+async def _connect(stream: UpstreamStream, to: _Address) -> None:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await asyncio.get_running_loop().create_connection(
-                lambda: stream, host, port or (443 if tls else 80), ssl=context
+                lambda: stream, to.host, to.port, ssl=NO_TLS if to.tls else None
             )
     except (OSError, TimeoutError) as error:
         text = f"no connection: {error or type(error).__name__}"
@@ -98,6 +143,8 @@ class UpstreamStream(asyncio.Protocol):
         self._broken: str | None = None  # why nothing more will come
         self._closed = False
         self._sent = False
+        self._rest = b""  # of a request whose begin was sent before the loop had the connection
+        self._joining: asyncio.Task[object] | None = None
         self._lingering = set() if lingering is None else lingering
         self._gone: asyncio.Future[None] | None = None
 
@@ -108,6 +155,21 @@ class UpstreamStream(asyncio.Protocol):
         assert self._transport is not None
         self._sent = True
         self._transport.writelines((head, content))
+
+    def join(self, connection: socket.socket, rest: bytes) -> None:
+        """Take over a connection on which a request was sent, all but ``rest``. Nobody waits for
+        that, so nobody's cancellation can lose it: :meth:`close` before its end works as after."""
+        self._sent, self._rest = True, rest
+        loop = asyncio.get_running_loop()
+        opening = loop.create_connection(lambda: self, sock=connection)
+        self._joining = loop.create_task(opening)
+
+        def joined(joining: asyncio.Task[object]) -> None:
+            if joining.cancelled() or joining.exception() is not None:
+                connection.close()
+                self.connection_lost(OSError("the loop did not take the connection"))
+
+        self._joining.add_done_callback(joined)
 
     async def opened(self) -> None:
         """Wait for the head."""
@@ -148,21 +210,31 @@ class UpstreamStream(asyncio.Protocol):
 
     def close(self) -> None:
         """Tell the engine that nobody listens any more. May be called twice."""
-        transport, again = self._transport, self._closed
-        self._closed = True
-        if transport is None or again or transport.is_closing():
+        again, self._closed = self._closed, True
+        if again:
+            return
+        if self._transport is not None:
+            self._let_go(self._transport)
+        elif self._sent:
+            self._linger()
+
+    def _let_go(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
             return
         if self._complete or not self._sent or not transport.can_write_eof():
             transport.abort()
             return
-        loop = asyncio.get_running_loop()
-        self._gone = loop.create_future()
-        self._lingering.add(self)
+        self._linger()
         self._parts.clear()
         if self._paused:
             transport.resume_reading()  # or the engine's end would not be read
         transport.write_eof()
-        loop.call_later(LINGER_S, transport.abort)
+        asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    def _linger(self) -> None:
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            self._lingering.add(self)
 
     async def gone(self) -> None:
         """Wait until the engine has ended its half as well, :data:`LINGER_S` at most."""
@@ -184,8 +256,11 @@ class UpstreamStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        if self._rest:
+            self._transport.write(self._rest)
+            self._rest = b""
         if self._closed:
-            self._transport.abort()
+            self._let_go(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if self._complete or self._closed or self._broken is not None:

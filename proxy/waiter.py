@@ -49,15 +49,19 @@ class Waiter:
         versions, matches, request = self.versions, self.view.matches, self.view.request
         self.epoch = epoch
         changed = False
+        shared = 0
         for index, mirror in enumerate(mirrors):
             if versions[index] != mirror.version:
                 changed = True
                 versions[index] = mirror.version
                 content = mirror.content
-                # What it shared with the content before: often both share the client's head.
+                # What it shared with the content before, or shares with another slot's: often
+                # all of them share the client's head, and part behind it.
+                guess = matches[index].lcp or shared
                 matches[index] = continuation.match(
-                    request, content.view, content.session, params.home, matches[index].lcp
+                    request, content.view, content.session, params.home, guess
                 )
+                shared = matches[index].lcp
         if changed:
             self.view.owns = continuation.owns(matches)
         for name, park in parks.items():

@@ -17,6 +17,7 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies.params import Params
+from proxy import http_protocol
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
 from tests.support import START_LIMIT_S, STOP_LIMIT_S, StubServer
@@ -146,6 +147,7 @@ class _ProxyThread(threading.Thread):
         self._close_pages = app.live.close
         settings = uvicorn.Config(
             app,
+            http=http_protocol.Protocol,
             log_level="warning",
             timeout_graceful_shutdown=5,
         )

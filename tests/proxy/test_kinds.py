@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy import kinds
 from proxy.kinds import Kind, Patterns, from_mapping, kind_of
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk, used
@@ -140,3 +141,12 @@ def test_a_large_body_costs_no_more_than_its_heads() -> None:
     began = time.perf_counter()
     assert kind(big) == "chat"
     assert time.perf_counter() - began < 0.05
+
+
+@pytest.mark.parametrize("begin", [begin for begin, _ in kinds._SIDE])
+def test_a_known_instruction_is_known_in_any_case(begin: str) -> None:
+    behind = {"### Task:": "\nGenerate tags", "Given the following": ", please reply with a title"}
+    text = begin + behind.get(begin, "") + " for the chat"
+    for said in (text, text.upper(), text.lower()):
+        messages = [{"role": "user", "content": f"Hello.\n{said}"}]
+        assert kind_of({"messages": messages, "stream": True}, KNOWN) == "side"

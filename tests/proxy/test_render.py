@@ -10,12 +10,11 @@ import pytest
 from proxy.render import (
     NotRenderedError,
     Renderer,
-    Shapes,
     Template,
     may_render,
-    shape_of,
     template_of,
 )
+from proxy.rendered_alike import Shapes, shape_of
 
 NOW = datetime(2026, 11, 29, 23, 59)
 

@@ -171,7 +171,7 @@ def test_a_prompt_goes_on_from_the_longest_known_one_and_takes_its_place() -> No
     assert len(trails) == 2  # the second began with the head of the first
     found = trails.longest(b"", texts[2] + "y")
     assert found is not None
-    assert found[1].head == "<|im_start|>"
+    assert found[1].chars == len("<|im_start|>")
     assert trails.longest(b"other", texts[2]) is None
     assert trails.longest(b"", "zzz") is None
 
