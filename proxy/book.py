@@ -19,11 +19,10 @@ from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
 from proxy.keeping import Keeping
 from proxy.learned_cost import LearnedCost
-from proxy.mirror import SlotMirror, SlotState
+from proxy.mirror import SlotMirror
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
-IDLE = SlotState.IDLE
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 
 
@@ -55,7 +54,7 @@ class Profile:
     cap_stopped: bool = False  # new conversations wait
     learned: LearnedCost = field(init=False)
     keeping: Keeping = field(init=False)
-    _views: dict[SlotId, SlotView] = field(default_factory=dict)  # as of the last decision
+    _views: dict[SlotId, SlotView] = field(default_factory=dict)  # of the last decision
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
@@ -222,8 +221,8 @@ class Profile:
             content, request = mirror.content, mirror.request
             view = self._views.get(mirror.id)
             # Nearly all slots are as they were at the last decision: only time has passed.
-            if view is None or view.state is not content or view.idle is not (mirror.state is IDLE):
-                view = self._views[mirror.id] = _view_of(mirror)
+            if view is None or not mirror.looks_like(view):
+                view = self._views[mirror.id] = mirror.view()
             view.idle_s = max(0.0, now - content.last_used)
             view.gap_s = tools_gap_s if content.calling else others_gap_s
             view.kept = False
@@ -284,18 +283,3 @@ class Profile:
             return None
         used = sum(pool_need(r.request, self.params) for r in self.running.values())
         return max(0, pool - used)
-
-
-def _view_of(mirror: SlotMirror) -> SlotView:
-    """Of its content; what time changes is set at each decision."""
-    content, is_idle = mirror.content, mirror.state is IDLE
-    return SlotView(
-        *(mirror.id, mirror.window, is_idle, content.view.length),
-        held=content.held,
-        tail=content.tail,
-        guest=content.guest,
-        turns=content.turns,
-        idle_s=0.0,
-        calling=content.calling,
-        state=content,
-    )

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from policies.park import State
 from policies.prefix import lcp
-from policies.types import SIDE_JOB, Match, Request, Rule, SlotId
+from policies.types import SIDE_JOB, Match, Request, Rule, SlotId, SlotView
 
 
 class SlotState(StrEnum):
@@ -40,6 +40,27 @@ class SlotMirror:
     def resident(self) -> int:
         """Tokens whose KV we believe the slot holds."""
         return self.content.held + self.content.tail
+
+    def view(self) -> SlotView:
+        """As the rules see it; what time changes is set at each decision."""
+        content = self.content
+        return SlotView(
+            id=self.id,
+            window=self.window,
+            idle=self.state is SlotState.IDLE,
+            view_len=content.view.length,
+            held=content.held,
+            tail=content.tail,
+            guest=content.guest,
+            turns=content.turns,
+            idle_s=0.0,
+            calling=content.calling,
+            state=content,
+        )
+
+    def looks_like(self, view: SlotView) -> bool:
+        """Whether nothing but time has passed since this view of it."""
+        return view.state is self.content and view.idle is (self.state is SlotState.IDLE)
 
     def begin(
         self, request: Request, rule: Rule, match: Match, now: float, loaded: State | None = None

@@ -2,10 +2,8 @@
 
 This is the path of every token, and the one call that httpx does not make: parsing straight from
 the transport's callback costs a fraction of its layers (``bench/results/overhead.md``). A
-connection is used once, because llama-server closes it after a stream without notice. To an engine
-on this machine it is made and written to before the event loop hears of it, so that the engine
-works while the loop takes it over. What arrives while the reader is busy is handed over as one
-piece, so that a proxy that falls behind catches up.
+connection is used once, because llama-server closes it after a stream without notice. What arrives
+while the reader is busy is handed over as one piece, so that a proxy that falls behind catches up.
 
 Closing tells the engine at once and waits for nothing: it is the only way to make it stop, and it
 has to work in the ``finally`` of a task that is being cancelled. What lingers is the connection's
@@ -19,12 +17,11 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import cast
 
 import httptools
 
+from proxy.dial import Address, address_of, send_at_once
 from proxy.errors import EngineUnreachableError, UpstreamError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -37,29 +34,8 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 LINGER_S = 1.0
 """How long the engine may take to end its half of a connection that was closed here."""
 
-_LOOPBACK = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 _MAX_ERROR_BYTES = 1024 * 1024
 _DEFAULT_TYPE = "application/json"
-
-
-class _Address(NamedTuple):
-    """Where an engine listens."""
-
-    netloc: str
-    host: str
-    port: int
-    tls: bool
-    family: socket.AddressFamily | None  # of this machine's own addresses
-
-
-@lru_cache(maxsize=64)
-def _address(url: str) -> _Address:
-    """One URL is asked for by every request."""
-    parts = urlsplit(url)
-    tls, host = parts.scheme == "https", parts.hostname or ""
-    return _Address(
-        parts.netloc, host, parts.port or (443 if tls else 80), tls, _LOOPBACK.get(host)
-    )
 
 
 async def post(
@@ -75,11 +51,14 @@ async def post(
 
     Raises :class:`EngineUnreachableError`, ``sent`` False where there was no connection.
     """
-    address = _address(url)
+    address = address_of(url)
     head = _head(address.netloc, path, headers, len(content))
     stream = UpstreamStream(lingering)
     try:
-        if not _sent_at_once(stream, address, head, content):
+        dialled = send_at_once(address, head, content)
+        if dialled is not None:
+            stream.join(*dialled)
+        else:
             await _connect(stream, address)
             stream.send(head, content)
         await stream.opened()
@@ -89,26 +68,7 @@ async def post(
     return stream
 
 
-def _sent_at_once(stream: UpstreamStream, to: _Address, head: bytes, content: bytes) -> bool:
-    """Connect to an engine on this machine and write the request, without a turn of the loop: the
-    kernel connects two of its own sockets within the call. False: not sent, nothing is open."""
-    if to.family is None or to.tls:
-        return False
-    connection = socket.socket(to.family)
-    try:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.connect_ex((to.host, to.port))
-        sent = connection.sendmsg((head, content))
-    except OSError:  # refused, or too many wait to be accepted: the loop connects, or says why not
-        connection.close()
-        return False
-    whole = sent == len(head) + len(content)
-    stream.join(connection, b"" if whole else (head + content)[sent:])
-    return True
-
-
-async def _connect(stream: UpstreamStream, to: _Address) -> None:
+async def _connect(stream: UpstreamStream, to: Address) -> None:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await asyncio.get_running_loop().create_connection(
