@@ -67,6 +67,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def rows(argv: Sequence[str]) -> list[dict[str, Any]]:
+    """The table of the command with these arguments, a row for each setup and arm."""
+    parser = argparse.ArgumentParser(prog="simulate")
+    _arguments(parser)
+    return _rows(parser.parse_args(argv))[0]
+
+
 @dataclass(slots=True)
 class _Speed:
     """How fast the simulator itself is, in seconds of one core."""

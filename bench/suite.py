@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench import client, engines, suite_mixed, suite_reality, suite_slots
+from bench import client, engines, suite_mixed, suite_reality, suite_simulated, suite_slots
 from bench.sender import ReplayError
 from bench.served import Bench
 
@@ -50,6 +50,7 @@ SUITE: Mapping[str, Entry] = {
     "mixed-no-ram": Entry("the same without a RAM cache", suite_mixed.mixed_without),
     "alone": Entry("one recorded agent at a time, as many as slots", suite_mixed.alone),
     "collapse": Entry("when four slots lose what one slot keeps", suite_mixed.collapse),
+    "claude-code": Entry("Claude Code sessions under load, simulated", suite_simulated.claude_code),
     "simulator": Entry("the simulator against the engine", suite_reality.reality),
 }
 

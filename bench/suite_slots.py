@@ -149,14 +149,13 @@ def _agent(name: str, turns: int) -> list[Call]:
 
 
 def _titles(turns: int) -> Script:
-    """Three conversations that grow by 600 tokens a turn, a title job of 300 beside each turn."""
+    """Three conversations that grow by 600 tokens a turn, a title job of 300 after each turn."""
     moments = workload.conversations_with_titles(3, turns, 285, 135)
     wanted = Wanted(sessions=3, order="file", most_output=32)
     lanes: dict[str, list[Step]] = {}
     for turn, title in moments:
         (main,), (job,) = (of_calls([call], wanted).sessions[0] for call in (turn, title))
-        step = replace(main, beside=(replace(job, side=True),))
-        lanes.setdefault(turn.session, []).append(step)
+        lanes.setdefault(turn.session, []).extend((main, replace(job, side=True)))
     return Script(list(lanes.values()))
 
 
@@ -178,7 +177,8 @@ def _turns(outcome: Outcome) -> Outcome:
 
 def titles(bench: Bench, quick: bool) -> str:
     """Where the bare engine loses everything: a title job takes the slot used longest ago."""
-    script = _titles(6 if quick else 20)
+    turns = 6 if quick else 20
+    script = _titles(turns)
     tokens = bench.tokens(script)
     arms = [
         bench.bare("bare -np 4 --cache-ram 0", SLOTS),
@@ -189,8 +189,8 @@ def titles(bench: Bench, quick: bool) -> str:
     played = [bench.play(arm, script) for arm in arms]
     prompt = sum(len(tokens[step.id]) for step in script.steps() if not step.side)
     return (
-        f"Three conversations of {len(script.sessions[0])} turns at once, {prompt:,} prompt "
-        "tokens, a title job beside every turn that nobody waits for; four slots, no RAM cache, "
+        f"Three conversations of {turns} turns at once, {prompt:,} prompt "
+        "tokens, a title job after every turn; four slots, no RAM cache, "
         "no pauses. Reuse and bound are of the conversations' tokens.\n\n"
         f"{markdown_table(_conversation_rows(played, tokens))}\n\n{launches(played)}"
     )
@@ -201,7 +201,8 @@ def titles(bench: Bench, quick: bool) -> str:
 
 def ram_cache(bench: Bench, quick: bool) -> str:
     """The same conversations: with a RAM cache as large as they are, the bare engine does well."""
-    script = _titles(4 if quick else 14)
+    turns = 4 if quick else 14
+    script = _titles(turns)
     tokens = bench.tokens(script)
     longest = [max(len(tokens[step.id]) for step in lane) for lane in script.sessions]
     rows, played = [], []
@@ -220,7 +221,7 @@ def ram_cache(bench: Bench, quick: bool) -> str:
         rows.append(row)
     infinite = served.infinite(served.served_rows(_turns(played[-1].outcome), tokens))
     return (
-        f"The workload of `titles`, {len(script.sessions[0])} turns; its conversations end at "
+        f"The workload of `titles`, {turns} turns; its conversations end at "
         f"{sum(longest):,} tokens in all. Reuse of the conversations' tokens; a cache that never "
         f"forgets: {infinite:.4f}.\n\n"
         f"{markdown_table(rows)}\n\n"
