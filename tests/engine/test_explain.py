@@ -16,6 +16,7 @@ from proxy.normalize import Normalize
 from tests.engine.accounts import accounted, send
 from tests.engine.conftest import StartEngine
 from tests.engine.talk import NO_RAM_CACHE, PINNABLE, words
+from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Talk, Wire, talk
 from tests.running_proxy import RunningProxy
@@ -32,8 +33,8 @@ def clocked(said: Talk, time: str) -> Wire:
 
 
 def claude(said: Talk, cch: str) -> Wire:
-    prompt = shapes.CLAUDE_PROMPT + words("rules", 200)
-    return shapes.claude_code_translated(said, cch=cch, prompt=prompt)
+    prompt = claude_shapes.CLAUDE_PROMPT + words("rules", 200)
+    return claude_shapes.claude_code_translated(said, cch=cch, prompt=prompt)
 
 
 def converse(proxy: RunningProxy, shape: Any, *volatile: str) -> list[str]:

@@ -6,34 +6,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from policies.attribution import (
-    RECOMPUTED,
-    Attribution,
-    Cause,
-    Difference,
-    Earlier,
-    Facts,
-    attribute,
-    avoided_s,
-    section_at,
-    shares,
-    token_s,
-)
-from policies.cost import prefill_s
-from policies.params import Cost
-from policies.types import Section
-
-CHAT = (
-    Section("tools", -1, 100),
-    Section("system", 0, 200),
-    Section("user", 1, 300),
-    Section("assistant", 2, 360),
-    Section("user", 3, 400),
-    Section("template", -1, 404),
-)
-COST = Cost(prefill_c_s=5, prefill_a_s=0.01, prefill_b_s=0, decode_s=0.1)
+from policies.attribution import Attribution, Cause, Difference, Earlier, Facts, attribute
+from tests.policies.attributed import CHAT, any_facts
 
 
 def spans(found: Attribution) -> list[tuple[str, int, int]]:
@@ -207,73 +182,6 @@ def test_a_prompt_without_tokens_has_no_class() -> None:
     assert (found.spans, found.bound) == ((), 0)
 
 
-def test_shares_are_cut_at_the_ends_of_sections_and_the_rest_is_unknown() -> None:
-    found = attribute(Facts(n=410, cached=150, here=150))
-    by_name = {(s.cause.value, s.section): s.tokens for s in shares(found.spans, CHAT, COST)}
-    assert by_name == {
-        ("cached", "tools"): 100,
-        ("cached", "system"): 50,
-        ("new", "system"): 50,
-        ("new", "user"): 140,
-        ("new", "assistant"): 60,
-        ("new", "template"): 4,
-        ("new", "unknown"): 6,
-    }
-
-
-def test_seconds_are_those_of_computing_and_the_start_belongs_to_no_token() -> None:
-    found = attribute(Facts(n=300, cached=100, here=100))
-    seconds = {s.section: s.seconds for s in shares(found.spans, CHAT, COST)}
-    assert seconds == {"tools": 0, "system": pytest.approx(1), "user": pytest.approx(1)}
-
-
-def test_what_the_cache_saved_is_the_whole_prefill_less_the_one_that_ran() -> None:
-    cost = Cost()
-    saved = avoided_s(cost, 10_000, 9_000)
-    assert saved == pytest.approx(prefill_s(cost, 0, 10_000) - prefill_s(cost, 9_000, 10_000))
-    assert avoided_s(cost, 10_000, 0) == 0
-
-
-def test_a_position_past_all_sections_lies_in_none() -> None:
-    assert section_at(CHAT, 99) == CHAT[0]
-    assert section_at(CHAT, 100) == CHAT[1]
-    assert section_at(CHAT, 404) is None
-
-
-COUNT = st.integers(0, 60)
-
-
-@st.composite
-def any_facts(draw: st.DrawFn) -> Facts:
-    length, n = draw(COUNT), draw(COUNT)
-    before = draw(
-        st.none()
-        | st.builds(
-            Earlier,
-            length=st.just(length),
-            computed=st.integers(0, length),
-            common=st.integers(0, min(length, n)),
-            answer=COUNT,
-        )
-    )
-    ends = sorted(draw(st.lists(COUNT, max_size=6)))
-    names = st.sampled_from(("tools", "system", "user", "assistant", "tool", "template"))
-    sections = tuple(Section(draw(names), 0, end) for end in ends)
-    return draw(
-        st.builds(
-            Facts,
-            n=st.just(n),
-            cached=COUNT,
-            here=COUNT,
-            tail=COUNT,
-            elsewhere=COUNT,
-            ever=COUNT,
-            earlier=st.just(before),
-            sections=st.just(sections),
-        )
-    )
-
-
 @given(any_facts())
 def test_the_classes_cover_every_prompt_to_the_token(facts: Facts) -> None:
     found = attribute(facts)
@@ -292,15 +200,3 @@ def test_the_classes_cover_every_prompt_to_the_token(facts: Facts) -> None:
     assert sizes[Cause.CACHED] <= found.bound <= max(sizes[Cause.CACHED], facts.n - 1, 0)
     held = (Cause.CACHED, Cause.ENGINE, Cause.ELSEWHERE, Cause.EVICTED)
     assert found.bound <= sum(sizes[cause] for cause in held)
-
-
-@given(any_facts())
-def test_the_shares_add_up_to_the_spans(facts: Facts) -> None:
-    found = attribute(facts)
-    parts = shares(found.spans, facts.sections, COST)
-    assert sum(part.tokens for part in parts) == facts.n
-    assert len({(part.cause, part.section) for part in parts}) == len(parts)
-    computed = [span for span in found.spans if span.cause in RECOMPUTED]
-    assert sum(part.seconds for part in parts) == pytest.approx(
-        sum(token_s(COST, start, end) for _, start, end in computed)
-    )

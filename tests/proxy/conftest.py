@@ -1,4 +1,4 @@
-"""What many tests of the proxy share: one stub engine, as new for each; the tiny model."""
+"""What many tests of the proxy share: a stub engine, the tiny model, counters, sessions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from launcher import gguf_header, tiny_model
+from proxy.events import EngineReady
 from proxy.local_encoder import LocalEncoder, from_vocabulary
+from proxy.metrics import Metrics
 from proxy.vocabulary import Vocabulary
+from tests.proxy.conversations import Proxy
 from tests.support import StubServer
 
 
@@ -42,3 +45,17 @@ def encoder(tiny: Path) -> LocalEncoder:
     fields = gguf_header.read_vocabulary(tiny)
     assert fields is not None
     return from_vocabulary(Vocabulary(**fields))
+
+
+@pytest.fixture
+def proxy() -> Proxy:
+    """A table of sessions that has seen nothing."""
+    return Proxy()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    """The counters of one profile, whose engine of two slots is ready."""
+    metrics = Metrics(["p"])
+    metrics.observe(EngineReady("p-0", "p", (100, 100), None, pins=True), [], now=0)
+    return metrics

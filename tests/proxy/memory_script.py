@@ -28,6 +28,7 @@ from proxy.scheduler import Scheduler
 from tests.proxy.script import params, text
 
 CHECKPOINTS = Growth(checkpoint_bytes=100 * MIB, scratch_bytes=0)
+PLAIN = Growth(scratch_bytes=0)
 
 
 class World:

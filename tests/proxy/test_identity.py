@@ -1,4 +1,4 @@
-"""Which conversation is this: the field's cases, the clients, and where one becomes two."""
+"""Which conversation is this: the cases met in the field."""
 
 from __future__ import annotations
 
@@ -8,30 +8,24 @@ from typing import Any
 import pytest
 
 from proxy.identity import FRONT, Session
+from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Talk, Wire, talk, tools, used
 from tests.proxy.conversations import FIVE, WORK, Proxy, hinted, one, plain
 
 
-@pytest.fixture
-def proxy() -> Proxy:
-    return Proxy()
-
-
-# ---------------------------------------------------------------- the field's cases
-
-
 def test_r03_a_changing_billing_line_makes_no_stranger(proxy: Proxy) -> None:
     anthropic = proxy.ids(
-        shapes.claude_code(FIVE[:1], cch="00af1", header=False),
-        shapes.claude_code(FIVE[:3], cch="9bc3e", header=False),
-        shapes.claude_code(FIVE, cch="1d2e3", header=False),
+        claude_shapes.claude_code(FIVE[:1], cch="00af1", header=False),
+        claude_shapes.claude_code(FIVE[:3], cch="9bc3e", header=False),
+        claude_shapes.claude_code(FIVE, cch="1d2e3", header=False),
     )
     assert one(anthropic)
     for as_parts in (False, True):
         translated = [
             proxy(
-                shapes.claude_code_translated(FIVE[:n], cch, as_parts=as_parts), key=f"{as_parts}"
+                claude_shapes.claude_code_translated(FIVE[:n], cch, as_parts=as_parts),
+                key=f"{as_parts}",
             ).id
             for n, cch in ((1, "00af1"), (3, "9bc3e"), (5, "1d2e3"))
         ]
@@ -40,7 +34,7 @@ def test_r03_a_changing_billing_line_makes_no_stranger(proxy: Proxy) -> None:
 
 def test_r03_the_billing_line_does_not_make_short_system_texts_alike(proxy: Proxy) -> None:
     def ask(prompt: str, cch: str) -> Wire:
-        return shapes.claude_code_translated(FIVE[:1], cch, prompt=prompt)
+        return claude_shapes.claude_code_translated(FIVE[:1], cch, prompt=prompt)
 
     assert one(proxy.ids(ask("Be kind.", "abcde"), ask("Be kind.", "fedcb")))
     assert not one(proxy.ids(ask("Be kind.", "abcde"), ask("Write poems.", "abcde")))
@@ -48,7 +42,9 @@ def test_r03_the_billing_line_does_not_make_short_system_texts_alike(proxy: Prox
 
 def test_r03_users_who_quote_different_billing_lines_are_two(proxy: Proxy) -> None:
     assert not one(
-        proxy.ids(plain(talk(shapes.billing("00af1"))), plain(talk(shapes.billing("9bc3e"))))
+        proxy.ids(
+            plain(talk(claude_shapes.billing("00af1"))), plain(talk(claude_shapes.billing("9bc3e")))
+        )
     )
 
 
@@ -98,7 +94,7 @@ def test_r13_reasoning_inside_the_answer_makes_no_stranger(proxy: Proxy) -> None
     thought = copy.deepcopy(FIVE)
     thought[1]["content"] = "<think>\nWhich bug?\n</think>\n\nWhich one?"
     assert one(proxy.ids(plain(thought[:3]), plain(FIVE)))
-    blocks = shapes.claude_code(FIVE[:3]), shapes.claude_code(FIVE)
+    blocks = claude_shapes.claude_code(FIVE[:3]), claude_shapes.claude_code(FIVE)
     blocks[0].body["messages"][1]["content"].insert(0, {"type": "thinking", "thinking": "Hm."})
     assert one(proxy.ids(*blocks))
 
@@ -120,12 +116,12 @@ def test_r16_an_edited_and_a_regenerated_turn_keep_the_conversation(proxy: Proxy
 def test_r18_sub_agents_are_other_conversations_even_with_the_parents_id(proxy: Proxy) -> None:
     def sub(said: Talk) -> Wire:
         prompt = "You are a file search specialist. You excel at navigating codebases."
-        return shapes.claude_code(said, agent="agent-1", prompt=prompt)
+        return claude_shapes.claude_code(said, agent="agent-1", prompt=prompt)
 
     found = [*talk("Find the callers of f"), *used("Grep", "a.py:3"), *used("Read", "f()", "c2")]
-    parent = [proxy(shapes.claude_code(WORK[:3])).id]
+    parent = [proxy(claude_shapes.claude_code(WORK[:3])).id]
     agents = proxy.ids(sub(found[:1]), sub(found[:3]), sub(found))
-    parent.append(proxy(shapes.claude_code(WORK)).id)
+    parent.append(proxy(claude_shapes.claude_code(WORK)).id)
     assert one(parent)
     assert one(agents)
     assert parent[0] != agents[0]
@@ -171,160 +167,3 @@ def test_r20_title_jobs_are_no_turn_of_the_conversation_whose_id_they_carry(prox
     )
     assert one(chats)
     assert len({*chats, *jobs}) == 3
-
-
-# ---------------------------------------------------------------- clients
-
-
-def aider(said: Talk, n: int) -> Wire:
-    return shapes.aider(said[:-1], said[-1]["content"], f"map {n}", f"x = {n}")
-
-
-@pytest.mark.parametrize(
-    "client",
-    [
-        lambda said, n: shapes.opencode(said, date=f"Tue Feb {n:02} 2026"),
-        lambda said, n: shapes.open_webui(said, chat="c1", system=f"It is 12:0{n}."),
-        lambda said, n: shapes.claude_code(said, cch=f"{n}{n}af1"),
-        lambda said, n: shapes.claude_code_translated(said, cch=f"{n}{n}af1"),
-        lambda said, n: shapes.cline(said, date=f"7/{n}/2026"),
-        lambda said, n: shapes.codex(said),
-        aider,
-    ],
-)
-def test_each_client_has_one_id_for_each_of_two_conversations(proxy: Proxy, client: Any) -> None:
-    other = talk("Write docs", "For what?", "For a.py", "Done.", "Now b.py")
-    ids = proxy.ids(*(client(said[:n], n) for n in (1, 3, 5) for said in (FIVE, other)))
-    assert one(ids[::2])
-    assert one(ids[1::2])
-    assert ids[0] != ids[1]
-
-
-def test_claude_codes_topic_job_has_the_question_but_is_not_the_conversation(proxy: Proxy) -> None:
-    prompt = "Analyze if this message indicates a new conversation topic. Format as JSON."
-    job = shapes.claude_code(FIVE[:1], prompt=prompt)
-    del job.body["tools"]
-    a, b, c = proxy.ids(job, shapes.claude_code(FIVE[:1]), shapes.claude_code(FIVE[:3]))
-    assert a != b == c
-
-
-def test_reminders_and_cache_marks_that_move_make_no_stranger(proxy: Proxy) -> None:
-    wires = (
-        shapes.claude_code(FIVE[:1], reminder_at=0, header=False),
-        shapes.claude_code(FIVE[:3], reminder_at=1, header=False),
-        shapes.claude_code(FIVE, reminder_at=2, header=False),
-        shapes.claude_code(FIVE, header=False),
-    )
-    for wire in wires:
-        del wire.body["metadata"]  # nothing but the turns is left
-    assert one(proxy.ids(*wires))
-
-
-def test_a_reminder_as_a_message_of_its_own_is_no_turn(proxy: Proxy) -> None:
-    reminder = talk("<system-reminder>Plan mode is on.</system-reminder>")
-    assert one(proxy.ids(plain([*FIVE[:3], *reminder]), plain([*reminder, *FIVE])))
-
-
-def test_a_cache_mark_is_no_change(proxy: Proxy) -> None:
-    proxy(shapes.claude_code(WORK[:3], cch="00000"))
-    assert proxy(shapes.claude_code(WORK, cch="00000")).changed_at is None
-
-
-def test_aider_is_known_by_its_users_turns_whatever_map_and_files_say(proxy: Proxy) -> None:
-    def turn(n: int, repo_map: str, files: str) -> Wire:
-        return shapes.aider(FIVE[: n - 1], FIVE[n - 1]["content"], repo_map, files)
-
-    ids = proxy.ids(turn(1, "a.py", ""), turn(3, "a.py b.py", "x = 1"), turn(5, "b.py", "x = 2"))
-    assert one(ids)
-    assert proxy(shapes.aider([], "Write docs", "a.py", "x = 1")).id != ids[0]
-
-
-def test_retrieved_text_before_the_last_question_makes_no_stranger(proxy: Proxy) -> None:
-    chats = [shapes.open_webui(FIVE[:n], context=f"Notes {n}. " * 90) for n in (1, 3, 5)]
-    assert one(proxy.ids(*chats))
-
-
-def test_results_cleared_in_the_middle_make_no_stranger(proxy: Proxy) -> None:
-    def history(steps: int) -> Talk:
-        cleared = [
-            used("run", f"line {n}" if n >= steps - 3 else "[cleared]", f"c{n}")
-            for n in range(steps)
-        ]
-        return [*talk("Fix the bug"), *(m for step in cleared for m in step)]
-
-    assert one(proxy.ids(*(plain(history(n)) for n in range(12))))
-
-
-# ---------------------------------------------------------------- one or two
-
-
-def test_two_chats_with_the_same_beginning_are_two_once_they_part(proxy: Proxy) -> None:
-    cats = [*talk("hi", "hello", "cats?"), *talk("", "they purr", "why?")[1:]]
-    dogs = [*talk("hi", "hello", "dogs?"), *talk("", "they bark", "why?")[1:]]
-    proxy.ids(plain(cats[:1]), plain(dogs[:1]))
-    a, b = proxy.ids(plain(cats[:3]), plain(dogs[:3]))
-    assert a != b
-    assert proxy.ids(plain(cats), plain(dogs), plain(cats), plain(dogs)) == [a, b, a, b]
-
-
-def test_a_chat_that_begins_like_one_that_has_gone_on_is_another(proxy: Proxy) -> None:
-    a = proxy.ids(plain(talk("hi")), plain(talk("hi", "hello", "cats?")))
-    assert one(a)
-    assert proxy(plain(talk("hi"))).id != a[0]
-
-
-def test_the_same_turns_after_other_answers_are_another_conversation(proxy: Proxy) -> None:
-    def quiz(answer: str, n: int) -> Wire:
-        return plain(talk("Ask me", answer, "yes", answer + "!", "no", answer + "?", "yes")[:n])
-
-    a = proxy.ids(quiz("Is it red?", 3), quiz("Is it red?", 5))
-    b = proxy.ids(quiz("Is it big?", 3), quiz("Is it big?", 5))
-    assert one(a)
-    assert one(b)
-    assert a[0] != b[0]
-    assert proxy.ids(quiz("Is it red?", 7), quiz("Is it big?", 7)) == [a[0], b[0]]
-
-
-def test_questions_behind_the_same_examples_are_not_edits_of_each_other(proxy: Proxy) -> None:
-    shots = talk("2+2", "4", "3+3", "6", "4+4", "8")
-    ids = proxy.ids(*(plain([*shots, *talk(f"{n}+1")]) for n in range(5, 9)))
-    assert len(set(ids)) == 4
-
-
-def test_an_edit_becomes_a_conversation_of_its_own_when_the_old_line_goes_on(proxy: Proxy) -> None:
-    fork = [*FIVE[:4], {"role": "user", "content": "Now c.py"}]
-    old = proxy.ids(plain(FIVE[:1]), plain(FIVE[:3]), plain(FIVE))[-1]
-    assert proxy(plain(fork)).id == old
-    line, other = [*FIVE, *talk("", "ok", "d.py")[1:]], [*fork, *talk("", "ok", "e.py")[1:]]
-    a, b = proxy.ids(plain(line), plain(other))
-    assert a != b
-    assert proxy.ids(plain(line), plain(other)) == [a, b]
-
-
-def test_a_conversation_belongs_to_one_key(proxy: Proxy) -> None:
-    wire = shapes.opencode(WORK)
-    assert proxy(wire, key="ann").id != proxy(wire, key="bob").id
-
-
-def test_chats_under_different_steady_ids_are_two_from_the_next_first_turn(proxy: Proxy) -> None:
-    a = proxy.ids(hinted(FIVE[:1], "a"), hinted(FIVE[:1], "a"))
-    b = proxy.ids(hinted(FIVE[:1], "b"), hinted(FIVE[:3], "b"))
-    assert one(a)
-    assert one(b)
-    assert a[0] != b[0]
-    assert proxy(hinted(FIVE[:3], "a")).id == a[0]
-
-
-def test_an_id_that_never_changes_does_not_join_what_parts(proxy: Proxy) -> None:
-    a = proxy.ids(*(hinted(talk("a", "b", "c", "d", "e")[:n], "app") for n in (1, 3, 5)))
-    b = proxy.ids(*(hinted(talk("x", "y", "c", "d", "e")[:n], "app") for n in (1, 3, 5)))
-    c = proxy.ids(*(hinted(talk("a", "B", "C", "d", "e")[:n], "app") for n in (3, 5)))
-    assert one(a)
-    assert one(b)
-    assert one(c)
-    assert len({a[0], b[0], c[0]}) == 3
-
-
-def test_a_hint_carries_a_conversation_over_an_edit_of_its_second_turn(proxy: Proxy) -> None:
-    edited = talk("Fix the bug", "Which one?", "In z.py")
-    assert one(proxy.ids(*(hinted(said, "a") for said in (FIVE[:1], FIVE[:3], edited))))

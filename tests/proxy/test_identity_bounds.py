@@ -18,12 +18,6 @@ from tests import support
 from tests.proxy.client_shapes import Talk, Wire, talk, tools, used
 from tests.proxy.conversations import FIVE, Proxy, hinted, one, plain
 
-
-@pytest.fixture
-def proxy() -> Proxy:
-    return Proxy()
-
-
 # ---------------------------------------------------------------- bounds
 
 

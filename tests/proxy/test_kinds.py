@@ -9,6 +9,7 @@ import pytest
 
 from proxy import kinds
 from proxy.kinds import Kind, Patterns, from_mapping, kind_of
+from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk, used
 
@@ -35,16 +36,16 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         (shapes.open_webui(talk("hi"), context="Notes."), "chat"),
         (shapes.open_webui_title(CHAT[:2]), "side"),
         (shapes.open_webui_tags(CHAT[:2]), "side"),
-        (shapes.claude_code(WORK), "agent"),
-        (shapes.claude_code_translated(WORK), "agent"),
-        (shapes.claude_code([*WORK, *talk("", "Done.", COMPACTION)[1:]]), "summary"),
+        (claude_shapes.claude_code(WORK), "agent"),
+        (claude_shapes.claude_code_translated(WORK), "agent"),
+        (claude_shapes.claude_code([*WORK, *talk("", "Done.", COMPACTION)[1:]]), "summary"),
         (shapes.aider([], "Add a flag", "a.py: def f()"), "chat"),
         (shapes.aider_commit("--- a.py\n+++ a.py\n" * 5000), "side"),
         (shapes.continue_title("A monad is..."), "side"),
         (shapes.continue_autocomplete("def f("), "raw"),
         (shapes.cline(WORK), "agent"),
         (shapes.codex(talk("Fix it")), "agent"),
-        (shapes.claude_code(WORK)._replace(path="/v1/messages/count_tokens"), "count"),
+        (claude_shapes.claude_code(WORK)._replace(path="/v1/messages/count_tokens"), "count"),
     ],
 )
 def test_the_kind_of_what_the_known_clients_send(wire: Wire, expected: Kind) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.normalize import Normalize, from_mapping, normalize
+from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk, tools
 
@@ -34,15 +35,15 @@ def cut(text: str) -> str:
 
 
 def claude(cch: str) -> Wire:
-    return shapes.claude_code(SAID, cch=cch)
+    return claude_shapes.claude_code(SAID, cch=cch)
 
 
 def translated(cch: str) -> Wire:
-    return shapes.claude_code_translated(SAID, cch=cch)
+    return claude_shapes.claude_code_translated(SAID, cch=cch)
 
 
 def translated_in_parts(cch: str) -> Wire:
-    return shapes.claude_code_translated(SAID, cch=cch, as_parts=True)
+    return claude_shapes.claude_code_translated(SAID, cch=cch, as_parts=True)
 
 
 @pytest.mark.parametrize("shape", [claude, translated, translated_in_parts])
@@ -55,25 +56,29 @@ def test_bodies_that_differ_only_in_the_checksum_become_the_same_body(shape: Any
 
 def test_of_the_billing_line_only_the_checksum_changes_and_its_length_stays() -> None:
     body, _ = normalize(claude("9bc3e").body, DEFAULT)
-    assert body["system"][0]["text"] == shapes.billing("00000")
+    assert body["system"][0]["text"] == claude_shapes.billing("00000")
     assert body["system"][1] == claude("9bc3e").body["system"][1]
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_message_that_quotes_a_billing_line_is_left_alone(role: str) -> None:
-    body = {"messages": [{"role": role, "content": shapes.billing("9bc3e")}]}
+    body = {"messages": [{"role": role, "content": claude_shapes.billing("9bc3e")}]}
     assert normalize(body, DEFAULT) == (body, ())
 
 
 def test_a_billing_line_that_is_not_the_first_system_text_is_left_alone() -> None:
-    body = {"system": [{"type": "text", "text": t} for t in ("Be kind.", shapes.billing("9bc3e"))]}
+    body = {
+        "system": [
+            {"type": "text", "text": t} for t in ("Be kind.", claude_shapes.billing("9bc3e"))
+        ]
+    }
     assert normalize(body, DEFAULT) == (body, ())
-    late = {"messages": [*SAID, {"role": "system", "content": shapes.billing("9bc3e")}]}
+    late = {"messages": [*SAID, {"role": "system", "content": claude_shapes.billing("9bc3e")}]}
     assert normalize(late, DEFAULT) == (late, ())
 
 
 def test_a_checksum_below_the_first_line_is_left_alone() -> None:
-    body = system_of(f"{shapes.billing('00000')}\nNotes: cch=12345")
+    body = system_of(f"{claude_shapes.billing('00000')}\nNotes: cch=12345")
     assert normalize(body, DEFAULT) == (body, ())
 
 
@@ -191,7 +196,7 @@ def test_a_system_text_full_of_times_takes_bounded_work() -> None:
 
 
 def test_by_default_only_the_billing_line_is_levelled() -> None:
-    wire = shapes.claude_code_translated(SAID, prompt="The time is 12:34:56.")
+    wire = claude_shapes.claude_code_translated(SAID, prompt="The time is 12:34:56.")
     body, applied = normalize(wire.body, DEFAULT)
     assert applied == ("billing_header",)
     assert "12:34:56" in body["messages"][0]["content"]
@@ -204,7 +209,7 @@ def test_off_means_untouched() -> None:
 
 
 def test_all_parts_together_are_named_in_their_order() -> None:
-    wire = shapes.claude_code_translated(SAID, prompt="The time is 12:34:56.")
+    wire = claude_shapes.claude_code_translated(SAID, prompt="The time is 12:34:56.")
     wire.body["tools"].reverse()
     settings = Normalize(sort_tools=True, clock=True)
     assert normalize(wire.body, settings)[1] == ("billing_header", "sort_tools", "clock")

@@ -15,11 +15,6 @@ from tests.proxy.client_shapes import Wire, talk
 from tests.proxy.conversations import FIVE, Proxy, one, plain
 
 
-@pytest.fixture
-def proxy() -> Proxy:
-    return Proxy()
-
-
 @pytest.mark.parametrize(
     ("headers", "body", "expected"),
     [

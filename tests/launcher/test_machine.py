@@ -1,0 +1,35 @@
+"""Whose memory a GPU's is, by what ``nvidia-smi`` answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher import machine
+
+
+@pytest.mark.parametrize(
+    ("answer", "own_mib"),
+    [
+        ("echo '[N/A]'", None),
+        ("echo 'Not Supported'; exit 3", None),
+        ("exec sleep 60", None),
+        ("echo 24564; echo 24564", 49128),
+    ],
+)
+def test_whose_memory_the_gpus_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, own_mib: int | None
+) -> None:
+    """Field report R30: on GB10 the tool knows no figure, and many readers stumble over that."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(machine, "_ASK_LIMIT_S", 1.0)
+    assert machine.gpu_own_memory_mib() == own_mib
+
+
+def test_no_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.gpu_own_memory_mib() is None

@@ -1,0 +1,22 @@
+"""A driver alone, without the server around it, and requests to hand to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.prefix import pack
+from policies.types import Request
+from proxy.driver import Driver, ServedProfile
+from proxy.poller import Pace
+from tests.proxy.shell import Recorder, queue
+
+FAST = Pace(between_s=0.05, delay_s=0.01)
+
+
+def made(journal: Recorder, **changes: Any) -> Driver:
+    profile = ServedProfile("main", params=queue(**changes))
+    return Driver([profile], journal, pace=FAST)
+
+
+def request(id: str, n: int = 10, base: int = 0) -> Request:
+    return Request(id, "main", pack(range(base, base + n)), 5, 1, 8, True, "k")
