@@ -33,6 +33,7 @@ from bench.command_line import count, parser_of
 MIB = 2**20
 PROFILES = ("tiny", "demo")
 MOST_OFF, MOST_GAP = 0.10, 0.01
+MOST_STARTS = 100  # half a minute each
 LOOKS, LOOK_EVERY_S = 12, 0.5
 SETTLED_S, SETTLED_BYTES, SETTLE_LIMIT_S = 7.0, 2 * MIB, 60.0  # parts are measured every 5 s
 _COUNT = re.compile(r"^\s+count:\s+(\d+)$", re.MULTILINE)
@@ -196,8 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; status 1 where a promise was broken or a server did not start."""
     parser = parser_of("bench.memory_other", __doc__)
     parser.add_argument("--starts", type=count, default=3, help="of each profile (%(default)s)")
-    parser.add_argument("--profiles", nargs="+", default=PROFILES, help="tiny demo")
+    parser.add_argument("--profiles", nargs="+", default=PROFILES, choices=PROFILES)
     given = parser.parse_args(arguments)
+    if not 1 <= given.starts <= MOST_STARTS:
+        parser.error(f"--starts: expected 1 to {MOST_STARTS}, got {given.starts}")
     faults = 0
     for profile in given.profiles:
         for _ in range(given.starts):

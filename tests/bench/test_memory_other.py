@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.memory_other import MIB, Machine, Start, machine
+from bench.memory_other import MIB, Machine, Start, machine, main
 
 BEFORE = Machine(used=500 * MIB, on_lists=100 * MIB, processes=50 * MIB)
 
@@ -41,3 +41,13 @@ def test_the_machine_is_read_anew() -> None:
     found = machine()
     assert 0 <= found.on_lists < found.used
     assert 0 < found.processes < found.used
+
+
+@pytest.mark.parametrize("given", [["--starts", "0"], ["--profiles", "none"]])
+def test_what_starts_nothing_holds_nothing(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    assert given[0] in capsys.readouterr().err
