@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Protocol
 
-from bench.engine_model import EngineSetup
+from bench.engine_model import SLOTWISE_BATCH, EngineSetup
 from policies.params import Params
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Reason, Request, Rule, SlotId
@@ -43,9 +43,11 @@ class Arm:
 def arms(names: Sequence[str], slots: int, park_tokens: int, params: Params) -> list[Arm]:
     """The arms of these names; raises ``ValueError`` for one that is not known.
 
-    All but llama.cpp's own default leave idle slots alone, as slotwise starts its engines.
+    All but llama.cpp's own default leave idle slots alone, as slotwise starts its engines. Its own
+    are started with shorter batches besides.
     """
     plain = EngineSetup(slots, park_tokens, idle_snapshots=False)
+    own = replace(plain, batch_tokens=SLOTWISE_BATCH)
     known: dict[str, tuple[EngineSetup, Callable[[], Chooser]]] = {
         "llama.cpp": (EngineSetup(slots, park_tokens), _Unpinned),
         "llama.cpp-no-idle-slots": (plain, _Unpinned),
@@ -53,10 +55,10 @@ def arms(names: Sequence[str], slots: int, park_tokens: int, params: Params) -> 
         "round-robin": (plain, lambda: _Pinned(_RoundRobin(slots))),
         "session-pin": (plain, lambda: _Pinned(_SessionPin(slots))),
         "longest-prefix": (plain, lambda: _LongestPrefix(slots)),
-        SLOTWISE: (plain, partial(_scheduler, params)),
+        SLOTWISE: (own, partial(_scheduler, params)),
     }
     for name, changed in switched(params):
-        known[name] = (plain, partial(_scheduler, changed))
+        known[name] = (own, partial(_scheduler, changed))
     wanted = [one for name in names for one in _expanded(name, params)]
     unknown = [name for name in wanted if name not in known]
     if unknown:

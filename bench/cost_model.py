@@ -41,7 +41,6 @@ class CostModel(BaseModel):
     prefill: Prefill
     decode_step_s: dict[int, float] = Field(min_length=1)  # by number of sequences
     copy_tokens_per_s: float = Field(gt=0)
-    batch_tokens: int = Field(ge=1, le=1_000_000)
 
     def piece_s(self, n0: int, n1: int) -> float:
         """Seconds to compute tokens n0..n1 of a prompt, without its start."""

@@ -20,6 +20,8 @@ from bench.ram_cache import RamCache
 from bench.rows import Row
 from policies.prefix import EMPTY, Tokens, lcp
 
+# Tokens: what llama-server takes without -b, and what slotwise gives it.
+BARE_BATCH, SLOTWISE_BATCH = 2048, 512
 _NEVER = float("inf")
 _SIMILARITY = 0.1  # -sps: a slot that holds a smaller share of the prompt counts as a stranger
 _WORTH_SAVING = 0.5  # a state of which less than this would be kept is saved first
@@ -36,6 +38,7 @@ class EngineSetup:
     slots: int
     park_tokens: int = 0  # --cache-ram
     idle_snapshots: bool = True  # off: --no-cache-idle-slots
+    batch_tokens: int = BARE_BATCH  # -b
 
 
 @dataclass(slots=True)
@@ -210,7 +213,7 @@ class EngineModel:
 
     def _plan(self, jobs: list[Job], begun: float) -> _Batch:
         generating = [job for job in jobs if job.done == len(job.row.prompt)]
-        room = self.cost.batch_tokens - len(generating)
+        room = self.setup.batch_tokens - len(generating)
         pieces: list[tuple[Job, int]] = []
         work_s = self.cost.prefill.a_s * len(generating)
         for job in jobs:  # in the order of slots

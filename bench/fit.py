@@ -83,7 +83,6 @@ def as_yaml(model: CostModel, comment: str) -> str:
         "prefill": {name: _rounded(value) for name, value in model.prefill},
         "decode_step_s": {n: _rounded(s) for n, s in sorted(model.decode_step_s.items())},
         "copy_tokens_per_s": round(model.copy_tokens_per_s),
-        "batch_tokens": model.batch_tokens,
     }
     return f"# {comment}\n{yaml.safe_dump(plain, sort_keys=False)}"
 

@@ -39,7 +39,6 @@ LIVE = 8
 MOST_CALLS = 10  # of a session
 MOST_OUTPUT = 32
 _COPY_TOKENS = 12_000
-_BARE_BATCH, _SLOTWISE_BATCH = 2048, 512  # as each is started
 _NOBODYS = 1 << 31  # token ids that occur in no vocabulary
 
 
@@ -90,7 +89,6 @@ def fitted(bench: Bench, quick: bool) -> tuple[CostModel, str]:
         prefill=prefill,
         decode_step_s=steps_s,
         copy_tokens_per_s=_copy_tokens_per_s(bench),
-        batch_tokens=_SLOTWISE_BATCH,
     )
     error = fit.relative_error(prefill, measured)
     return cost, (
@@ -160,9 +158,7 @@ def _compared(
     rows = []
     for arm, model in zip(four_arms(bench, ram_tokens), simulated, strict=True):
         real = figures(bench.play(arm, script, think_scale=THINK_SCALE).outcome)
-        batch = _SLOTWISE_BATCH if model.name == arms.SLOTWISE else _BARE_BATCH
-        costs = cost.model_copy(update={"batch_tokens": batch})
-        virtual = sim_report.figures(simulate(as_workload(script, tokens, heads), model, costs))
+        virtual = sim_report.figures(simulate(as_workload(script, tokens, heads), model, cost))
         rows.append(
             {
                 "setup": label,

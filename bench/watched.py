@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from bench.arms import PROFILE, SLOTWISE, Arm
 from bench.cost_model import CostModel
-from bench.engine_model import EngineSetup
+from bench.engine_model import SLOTWISE_BATCH, EngineSetup
 from bench.sim_workload import Workload
 from bench.simulation import Run, simulate
 from policies.bounds import bound_s
@@ -137,6 +137,6 @@ def watched(
     """Serve a workload; returns the longest waits, and the schedule."""
     guests = {ask.id for ask in workload.asks() if ask.guest}
     chooser = Watched(params, guests, bounded_by)
-    setup = EngineSetup(slots, 0, idle_snapshots=False)
+    setup = EngineSetup(slots, 0, idle_snapshots=False, batch_tokens=SLOTWISE_BATCH)
     run = simulate(workload, Arm(SLOTWISE, setup, lambda: chooser), cost)
     return chooser.longest, run

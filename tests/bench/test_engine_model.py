@@ -26,7 +26,6 @@ about: one ms a token, 20 ms a step
 prefill: {c_s: 0, a_s: 0.001, b_s: 0}
 decode_step_s: {1: 0.02}
 copy_tokens_per_s: 1000
-batch_tokens: 100
 """,
     "plain",
 )
@@ -55,8 +54,8 @@ def serve(engine: EngineModel) -> dict[str, tuple[float, float]]:
     return {name: (first[name], last[name]) for name in first}
 
 
-def alone(cost: CostModel, n: int, output: int = 1) -> tuple[float, float]:
-    engine = EngineModel(EngineSetup(1), cost)
+def alone(cost: CostModel, n: int, output: int = 1, batch_tokens: int = 100) -> tuple[float, float]:
+    engine = EngineModel(EngineSetup(1, batch_tokens=batch_tokens), cost)
     engine.submit(job("a", ids(n), output), 0.0)
     return serve(engine)["a"]
 
@@ -68,7 +67,7 @@ def alone(cost: CostModel, n: int, output: int = 1) -> tuple[float, float]:
 def test_the_gb10_model_reproduces_the_published_prefill_within_3_percent(
     tokens: int, seconds: float
 ) -> None:
-    first, _ = alone(cost_model.load("gb10"), tokens)
+    first, _ = alone(cost_model.load("gb10"), tokens, batch_tokens=2048)
     assert first == pytest.approx(seconds, rel=0.03)
 
 
@@ -90,10 +89,10 @@ def test_the_evidence_model_has_the_constants_of_the_evaluation() -> None:
 
 
 def test_a_cost_model_with_faults_is_refused_with_all_of_them() -> None:
-    text = "about: x\nprefill: {c_s: -1, a_s: 0.1, b_s: 0}\ncopy_tokens_per_s: 1\nbatch_tokens: 0"
+    text = "about: x\nprefill: {c_s: -1, a_s: 0.1, b_s: 0}\ncopy_tokens_per_s: 0"
     with pytest.raises(CostError) as error:
         cost_model.parse(text, "mine.yaml")
-    for part in ("mine.yaml", "prefill.c_s", "batch_tokens", "decode_step_s"):
+    for part in ("mine.yaml", "prefill.c_s", "copy_tokens_per_s", "decode_step_s"):
         assert part in str(error.value)
 
 
@@ -110,7 +109,7 @@ def test_a_request_alone_takes_its_prefill_and_its_steps() -> None:
 
 
 def test_a_prompt_in_a_lower_slot_overtakes_one_in_a_higher_slot() -> None:
-    engine = EngineModel(EngineSetup(2), PLAIN)
+    engine = EngineModel(EngineSetup(2, batch_tokens=100), PLAIN)
     engine.submit(job("long", ids(1000), pin=1), 0.0)
     engine.submit(job("short", ids(50, 5000), pin=0), 0.05)
     times = serve(engine)
@@ -120,7 +119,7 @@ def test_a_prompt_in_a_lower_slot_overtakes_one_in_a_higher_slot() -> None:
 
 
 def test_a_prompt_in_a_higher_slot_waits_for_the_one_below() -> None:
-    engine = EngineModel(EngineSetup(2), PLAIN)
+    engine = EngineModel(EngineSetup(2, batch_tokens=100), PLAIN)
     engine.submit(job("long", ids(1000), pin=0), 0.0)
     engine.submit(job("short", ids(50, 5000), pin=1), 0.05)
     times = serve(engine)
@@ -129,7 +128,7 @@ def test_a_prompt_in_a_higher_slot_waits_for_the_one_below() -> None:
 
 
 def test_a_stream_gets_one_token_a_batch_beside_a_prefill() -> None:
-    engine = EngineModel(EngineSetup(2), PLAIN)
+    engine = EngineModel(EngineSetup(2, batch_tokens=100), PLAIN)
     engine.submit(job("stream", ids(10), 101, pin=0), 0.0)
     engine.submit(job("prompt", ids(990, 5000), pin=1), 0.005)
     times = serve(engine)
@@ -139,7 +138,7 @@ def test_a_stream_gets_one_token_a_batch_beside_a_prefill() -> None:
 
 
 def test_what_arrives_while_others_generate_waits_for_one_step() -> None:
-    engine = EngineModel(EngineSetup(2), PLAIN)
+    engine = EngineModel(EngineSetup(2, batch_tokens=100), PLAIN)
     engine.submit(job("stream", ids(10), 1001, pin=0), 0.0)
     assert engine.next_at == pytest.approx(0.01)
     engine.step()
@@ -149,7 +148,7 @@ def test_what_arrives_while_others_generate_waits_for_one_step() -> None:
 
 
 def test_a_request_waits_in_the_engine_while_every_slot_is_at_work() -> None:
-    engine = EngineModel(EngineSetup(1), PLAIN)
+    engine = EngineModel(EngineSetup(1, batch_tokens=100), PLAIN)
     for number in range(3):
         engine.submit(job(f"{number}", ids(100, 1000 * number)), 0.0)
     assert [first for first, _ in serve(engine).values()] == pytest.approx([0.1, 0.2, 0.3])
@@ -168,7 +167,7 @@ def cached(engine: EngineModel, prompt: Tokens, pin: int | None = None) -> tuple
 
 
 def test_the_engine_takes_the_slot_with_the_longest_prefix_else_the_oldest() -> None:
-    engine = EngineModel(EngineSetup(3), PLAIN)
+    engine = EngineModel(EngineSetup(3, batch_tokens=100), PLAIN)
     assert cached(engine, ids(100)) == (2, 0)  # never used: the highest id
     assert cached(engine, ids(100, 1000)) == (1, 0)
     assert cached(engine, ids(120)) == (2, 100)
@@ -177,20 +176,20 @@ def test_the_engine_takes_the_slot_with_the_longest_prefix_else_the_oldest() -> 
 
 
 def test_a_tenth_of_the_prompt_in_common_is_too_little_to_be_chosen_for() -> None:
-    engine = EngineModel(EngineSetup(2), PLAIN)
+    engine = EngineModel(EngineSetup(2, batch_tokens=100), PLAIN)
     cached(engine, ids(100))
     assert cached(engine, pack([*range(10), *range(5000, 5090)]))[0] == 0
     assert cached(engine, pack([*range(11), *range(6000, 6089)])) == (1, 11)
 
 
 def test_an_identical_prompt_is_computed_to_one_token() -> None:
-    engine = EngineModel(EngineSetup(1), PLAIN)
+    engine = EngineModel(EngineSetup(1, batch_tokens=100), PLAIN)
     cached(engine, ids(100))
     assert cached(engine, ids(100)) == (0, 99)
 
 
 def test_a_pin_to_a_slot_at_work_is_an_error_of_the_caller() -> None:
-    engine = EngineModel(EngineSetup(2), PLAIN)
+    engine = EngineModel(EngineSetup(2, batch_tokens=100), PLAIN)
     engine.submit(job("a", ids(150), pin=0), 0.0)
     engine.submit(job("b", ids(100, 1000), pin=0), 0.0)
     with pytest.raises(EngineMisuseError):
@@ -198,7 +197,7 @@ def test_a_pin_to_a_slot_at_work_is_an_error_of_the_caller() -> None:
 
 
 def test_a_displaced_conversation_comes_back_from_the_ram_cache() -> None:
-    engine = EngineModel(EngineSetup(1, park_tokens=1000), PLAIN)
+    engine = EngineModel(EngineSetup(1, park_tokens=1000, batch_tokens=100), PLAIN)
     cached(engine, ids(100), 0)
     cached(engine, ids(100, 1000), 0)
     assert cached(engine, ids(150), 0) == (0, 100)
@@ -206,7 +205,7 @@ def test_a_displaced_conversation_comes_back_from_the_ram_cache() -> None:
 
 
 def test_an_empty_slot_is_not_filled_from_the_ram_cache_for_a_pin() -> None:
-    setup = EngineSetup(2, park_tokens=1000)
+    setup = EngineSetup(2, park_tokens=1000, batch_tokens=100)
     engine = EngineModel(setup, PLAIN)
     cached(engine, ids(100), 0)
     cached(engine, ids(100, 1000), 0)
@@ -217,7 +216,9 @@ def test_an_empty_slot_is_not_filled_from_the_ram_cache_for_a_pin() -> None:
 def test_idle_slots_are_published_at_each_launch_unless_told_otherwise(
     snapshots: bool, parked: int
 ) -> None:
-    engine = EngineModel(EngineSetup(2, park_tokens=1000, idle_snapshots=snapshots), PLAIN)
+    engine = EngineModel(
+        EngineSetup(2, park_tokens=1000, idle_snapshots=snapshots, batch_tokens=100), PLAIN
+    )
     cached(engine, ids(100), 0)
     cached(engine, ids(100, 1000), 1)
     assert engine.ram.tokens == parked

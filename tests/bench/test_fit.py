@@ -82,6 +82,5 @@ def test_what_is_written_is_read_again() -> None:
         prefill=TRUE,
         decode_step_s={1: 0.0005, 4: 0.001},
         copy_tokens_per_s=2e6,
-        batch_tokens=512,
     )
     assert cost_model.parse(fit.as_yaml(model, "a comment"), "made up") == model
