@@ -38,7 +38,7 @@ def claude_code(bench: Bench, quick: bool) -> str:
         "ever held is read again; its reuse is the best for the room that slots and park have.",
         "## As recorded",
         "Prefill 2,000 tokens a second, decode 35 for each sequence, state copies 200,000. As on a "
-        "real machine slotwise's engine has batches of 512 tokens, the others llama-server's 2,048.",
+        "real machine slotwise's engine has batches of 512 tokens, the others of 2,048.",
         _table(*parallel, seeds=seeds),
         "## Prompts half as long again",
         "In the evaluation that published these cost figures llama.cpp's default came to a first "
