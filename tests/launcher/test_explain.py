@@ -166,11 +166,12 @@ def test_a_session_without_requests_is_said(
     assert "no request of that session ended" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://x", "nonsense", "http://[", ""])
+@pytest.mark.parametrize("url", ["nobody", "ftp://x", "nonsense", "http://[", ""])
 def test_an_address_where_nobody_answers_is_one_line(
-    url: str, capsys: pytest.CaptureFixture[str]
+    url: str, nobody: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert explain.run(parsed("--last", "1", "--url", url)) == explain.EXIT_FAULT
+    asked = nobody if url == "nobody" else url
+    assert explain.run(parsed("--last", "1", "--url", asked)) == explain.EXIT_FAULT
     error = capsys.readouterr().err
     assert error.startswith("slotwise: ")
     assert error.count("\n") == 1

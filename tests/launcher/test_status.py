@@ -180,9 +180,11 @@ def test_what_goes_wrong_is_one_line(
     assert told in error
 
 
-def test_nobody_at_the_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status.run_status(parsed("status", "--url", "http://127.0.0.1:1")) == 1
-    assert "http://127.0.0.1:1/slotwise/status cannot be asked" in capsys.readouterr().err
+def test_nobody_at_the_address_is_one_line(
+    nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.run_status(parsed("status", "--url", nobody)) == 1
+    assert f"{nobody}/slotwise/status cannot be asked" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):
