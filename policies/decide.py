@@ -61,7 +61,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
             return verdict
     elif not view.resting:
         return _hold(case)  # whatever it is
-    elif not waiting.parked_most and guest.is_guest(request, view.slots, waiting.matches, params):
+    elif guest.is_guest(waiting, view.slots, params):
         return _as_guest(case)  # 4
     return _cheapest(case, home)  # 5, 6
 

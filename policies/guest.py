@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 from policies.affinity import is_live
 from policies.params import Params
-from policies.types import SIDE_JOB, Match, Request, SlotView
+from policies.types import SIDE_JOB, SlotView, WaitingView
 
 
-def is_guest(
-    request: Request, slots: Sequence[SlotView], matches: Sequence[Match], params: Params
-) -> bool:
+def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) -> bool:
     """A side job by its kind; else short, small beside the largest resident, and a stranger to
-    every live one."""
+    every live one. Never one whose prompt a RAM cache holds, nor, which is for the caller to ask
+    first, one whose conversation has a slot."""
     knobs = params.guest
-    n = request.tokens.length
-    if not knobs.enabled:
+    if not knobs.enabled or waiting.parked_most:
         return False
+    request = waiting.request
+    n = request.tokens.length
     if request.kind == SIDE_JOB:
         return True
     if n > knobs.guest_max_tokens or request.turns > 1:
@@ -32,7 +32,7 @@ def is_guest(
     if n >= knobs.resident_share * largest:
         return False
     chunk = params.home.chunk_tokens
-    shares = [s for s, m in zip(slots, matches, strict=True) if m.lcp >= chunk]
+    shares = [s for s, m in zip(slots, waiting.matches, strict=True) if m.lcp >= chunk]
     return not any(is_live(s, params.affinity) for s in shares)
 
 

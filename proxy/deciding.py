@@ -93,9 +93,7 @@ class Deciding:
         for waiter in profile.waiters.values():
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
             view = waiter.view
-            is_guest = not (view.owns or view.parked_most) and guest.is_guest(
-                view.request, slots, view.matches, profile.params
-            )
+            is_guest = not view.owns and guest.is_guest(view, slots, profile.params)
             rank = order.rank(view, is_guest, now - view.arrived, profile.params, overdue)
             waiter.place = rank.place
             ranked.append((rank, waiter))
