@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in ("bench", "launcher")
+    for package in ("bench", "launcher", "configs/grafana")
     for path in (ROOT / package).glob("*.py")
     if "\nif __name__ ==" in path.read_text("utf-8")
 )
@@ -28,6 +28,7 @@ BAD = [  # the last word of a line is the value that is refused, the one before 
     *("bench.seeing_cost --turn 1", "bench.simulate claude_code --grid 1/2"),
     *("bench.tokens_bench --prompts 0", "bench.waits --jsno"),
     *("launcher.cli serve demo --port 99999", "launcher.tiny_model here --hepl"),
+    "configs.grafana.generate --hepl",
 ]
 
 

@@ -6,6 +6,7 @@ holds it to this script byte for byte.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -26,6 +27,13 @@ def files() -> dict[str, str]:
 
 def main() -> None:
     """Writes them all."""
+    parser = argparse.ArgumentParser(
+        prog="python -m configs.grafana.generate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.parse_args()  # there is nothing to choose, but help to be had and a slip to be named
     for name, text in files().items():
         (FOLDER / name).write_text(text)
 
