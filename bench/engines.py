@@ -25,6 +25,7 @@ import httpx
 import psutil
 import yaml
 
+from bench import scratch
 from launcher.parent_death import dying_with_us
 
 START_S = 180.0  # loading a model on a busy small machine
@@ -120,11 +121,11 @@ def slotwise(
     if binary:
         server["binary"] = binary
     profile = {"name": "bench", "server": server, "policy": policy or {}}
-    with tempfile.TemporaryDirectory(prefix="slotwise-bench-") as folder:
-        path = Path(folder) / "bench.yaml"
+    with scratch.folder() as folder:
+        path = folder / "bench.yaml"
         path.write_text(yaml.safe_dump(profile, sort_keys=False))
         command = [sys.executable, "-m", "launcher.cli", "serve", str(path), "--port", "0"]
-        command += ["--state-dir", str(Path(folder) / "state")]
+        command += ["--state-dir", str(folder / "state")]
         with _process(command, checkout) as (process, log):
             url = _wait(process, log, lambda: _ready_url(log))
             _wait(process, log, lambda: _healthy(url, "/health/ready"))
@@ -167,8 +168,8 @@ def _process(
     In a session of its own, as slotwise starts its engines: Linux shares a busy machine among
     sessions (autogroups), and one arm's engine must not get a smaller share than another's.
     """
-    with tempfile.TemporaryDirectory(prefix="slotwise-bench-") as folder:
-        log = Path(folder) / "log"
+    with scratch.folder() as folder:
+        log = folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,

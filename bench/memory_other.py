@@ -17,7 +17,6 @@ import mmap
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from typing import Any
 import httpx
 import psutil
 
-from bench import engines
+from bench import engines, scratch
 from bench.command_line import count, parser_of
 
 MIB = 2**20
@@ -123,9 +122,9 @@ def machine() -> Machine:
 def measure(profile: str) -> Start:
     """Start it, look, end it; raises ``bench.engines.ServerError`` where it does not start."""
     before = _median([machine() for _ in _looks()])
-    with tempfile.TemporaryDirectory(prefix="slotwise-bench-") as folder:
+    with scratch.folder() as folder:
         command = [sys.executable, "-m", "launcher.cli", "serve", profile]
-        command += ["--port", str(engines.free_port()), "--state-dir", folder]
+        command += ["--port", str(engines.free_port()), "--state-dir", str(folder)]
         with engines.running(command) as server, httpx.Client(base_url=server.url) as client:
             _settled(client, profile)
             seen = [_look(client, server.pid, before) for _ in _looks()]

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import engines
+from bench import engines, scratch
 from bench.engines import Model, ServerError
 
 RUNNING = 16
@@ -90,12 +89,12 @@ def has_nginx() -> bool:
 def nginx(to: str) -> Iterator[Arm]:
     """nginx as a plain pass-through to this URL; raises :class:`ServerError`."""
     port = engines.free_port()
-    with tempfile.TemporaryDirectory(prefix="slotwise-nginx-") as folder:
-        config = Path(folder) / "nginx.conf"
+    with scratch.folder() as folder:
+        config = folder / "nginx.conf"
         user = "user root;" if os.getuid() == 0 else ""
         text = NGINX.format(folder=folder, port=port, to=to.rsplit(":", 1)[1], user=user)
         config.write_text(text)
-        command = [shutil.which("nginx") or "nginx", "-p", folder, "-c", str(config)]
+        command = [shutil.which("nginx") or "nginx", "-p", str(folder), "-c", str(config)]
         with engines.running(command, port) as server:
             how = "nginx, one worker, proxy_buffering off, keepalive both ways"
             yield Arm("nginx", server.url, _tree(server.pid), how)
@@ -107,8 +106,8 @@ def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) ->
 
     The profile is as it comes, but for more slots and requests at once.
     """
-    with tempfile.TemporaryDirectory(prefix="slotwise-fake-") as folder:
-        program = Path(folder) / "llama-server"
+    with scratch.folder() as folder:
+        program = folder / "llama-server"
         here = str(Path(__file__).resolve().parent.parent)
         found = shlex.quote(":".join(filter(None, [here, os.environ.get("PYTHONPATH")])))
         fake = shlex.join([sys.executable, "-P", "-m", FAKE, "--engine", engine_url])
