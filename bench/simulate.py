@@ -23,7 +23,7 @@ from rich.progress import Progress
 
 from bench import arms, cost_model, sim_report, sim_workload, trace
 from bench.block_trace import is_block_trace, knows_sessions
-from bench.command_line import mapping
+from bench.command_line import count, mapping
 from bench.cost_model import CostModel
 from bench.report import markdown_table
 from bench.sim_workload import Workload
@@ -186,18 +186,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", type=Path, help="slotwise's rules: the policy section of this profile")
     add("--policy", default="", help="more of them, as YAML: '{queue: {max_running: 3}}'")
     add("--arms", default=ARMS, help=f"({ARMS}), also {arms.RULES_OFF}")
-    add("--sessions", type=_count, default=8, help="live at a time (%(default)s)")
-    add("--slots", type=_count, default=4, help="of the engine (%(default)s)")
+    add("--sessions", type=count, default=8, help="live at a time (%(default)s)")
+    add("--slots", type=count, default=4, help="of the engine (%(default)s)")
     add("--park", type=_tokens, default=90_000, help="tokens of the RAM cache (90k)")
     add("--grid", type=_setups, help="sessions/slots/park of several setups: 4/4/90k,8/4/90k")
     add("--cost", default="evidence", help=f"{', '.join(cost_model.known())} or a YAML file")
-    add("--seeds", type=_count, default=10, help="runs to average (%(default)s)")
-    add("--calls", type=_count, default=40, help="of a session, the first so many (%(default)s)")
+    add("--seeds", type=count, default=10, help="runs to average (%(default)s)")
+    add("--calls", type=count, default=40, help="of a session, the first so many (%(default)s)")
     add("--stretch", type=_factor, default=1.0, help="prompts are so many times as long (1)")
     add("--once", action="store_true", help="as many sessions as are live, then nothing more")
     add("--open", action="store_true", help="calls at their recorded times")
     add("--slower", type=_factor, default=1.0, help="recorded times are stretched by this (1)")
-    add("--requests", type=_count, default=1000, help="of a trace at recorded times (%(default)s)")
+    add("--requests", type=count, default=1000, help="of a trace at recorded times (%(default)s)")
     add("--plot", type=_picture, help="bars as a .png or .svg file")
 
 
@@ -223,7 +223,7 @@ def _setups(text: str) -> list[Setup]:
         numbers = part.split("/")
         if len(numbers) != 3:
             raise argparse.ArgumentTypeError(f"expected sessions/slots/park, got {part[:30]!r}")
-        setups.append(Setup(_count(numbers[0]), _count(numbers[1]), _tokens(numbers[2])))
+        setups.append(Setup(count(numbers[0]), count(numbers[1]), _tokens(numbers[2])))
     return setups
 
 
@@ -237,12 +237,6 @@ def _tokens(text: str) -> int:
 
 def _short(tokens: int) -> str:
     return f"{tokens // 1000}k" if tokens and tokens % 1000 == 0 else str(tokens)
-
-
-def _count(text: str) -> int:
-    if text.isascii() and text.isdecimal() and len(text) <= 6 and int(text) >= 1:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text[:20]!r}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

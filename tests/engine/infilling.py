@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.engine.rewriting import rewriting
+
 BY_TEXT = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 """The engine finds these by their texts; the file does not name them."""
 
@@ -21,31 +23,20 @@ _NEVER = -40.0  # in channel 0 of the output: such a token is not generated
 def infilling(model: Path, target: Path, *, by_key: bool = False, bos: bool = False) -> Path:
     """Write ``model`` with such tokens to ``target``; ``bos``: each prompt begins with that one."""
     texts = list(BY_KEY.values() if by_key else BY_TEXT)
-    reader = gguf.GGUFReader(model)
-    writer = gguf.GGUFWriter(target, "llama")
-    size = len(reader.fields[_TOKENIZER + "tokens"].contents())
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        kinds: list[Any] = field.types
-        value = field.contents()
-        if name == _TOKENIZER + "tokens":
-            value = [*value, *texts]
-        elif name == _TOKENIZER + "token_type":
-            value = [*value, *[int(gguf.TokenType.CONTROL)] * len(texts)]
-        elif name == "llama.vocab_size":
-            value = size + len(texts)
-        elif name == _TOKENIZER + "add_bos_token":
-            value = bos
-        writer.add_key_value(name, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
-    for i, key in enumerate(BY_KEY if by_key else ()):
-        writer.add_uint32(f"{_TOKENIZER}{key}_token_id", size + i)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, _grown(tensor, len(texts)))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    more = len(texts)
+    fields = gguf.GGUFReader(model).fields
+    known, kinds = (fields[_TOKENIZER + name].contents() for name in ("tokens", "token_type"))
+    changed = {
+        _TOKENIZER + "tokens": [*known, *texts],
+        _TOKENIZER + "token_type": [*kinds, *[int(gguf.TokenType.CONTROL)] * more],
+        _TOKENIZER + "add_bos_token": bos,
+        "llama.vocab_size": len(known) + more,
+    }
+    with rewriting(model, target, changed=changed) as (reader, writer):
+        for i, key in enumerate(BY_KEY if by_key else ()):
+            writer.add_uint32(f"{_TOKENIZER}{key}_token_id", len(known) + i)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, _grown(tensor, more))
     return target
 
 
