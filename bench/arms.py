@@ -16,7 +16,8 @@ from bench.engine_model import SLOTWISE_BATCH, EngineSetup
 from policies.params import Params
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Reason, Request, Rule, SlotId
-from proxy.events import Action, Dispatch, Event, RequestArrived, RequestFinished
+from proxy.actions import Action, Dispatch
+from proxy.events import Event, RequestArrived, RequestFinished
 from proxy.scheduler import Scheduler
 
 ENGINE, PROFILE = "e0", "sim"

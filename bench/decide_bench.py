@@ -25,15 +25,8 @@ from bench.report import markdown_table
 from policies.params import Cold, Params, Queue
 from policies.prefix import Tokens, pack
 from policies.types import Request
-from proxy.events import (
-    Dispatch,
-    EngineReady,
-    Event,
-    RequestArrived,
-    RequestCancelled,
-    RequestFinished,
-    Tick,
-)
+from proxy.actions import Dispatch
+from proxy.events import EngineReady, Event, RequestArrived, RequestCancelled, RequestFinished, Tick
 from proxy.scheduler import Scheduler
 
 PROMPT_TOKENS = 60_000

@@ -31,7 +31,8 @@ from bench.sim_workload import Ask, Workload
 from policies.params import Params, from_mapping
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Request
-from proxy.events import Dispatch, EngineReady, RequestArrived, RequestFinished, Tick, WakeAt
+from proxy.actions import Dispatch, WakeAt
+from proxy.events import EngineReady, RequestArrived, RequestFinished, Tick
 from proxy.scheduler import Scheduler
 
 TRACES = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst", "mix")

@@ -17,20 +17,16 @@ from bench.cost_model import CostModel
 from bench.engine_model import EngineModel, Job, Output
 from bench.sim_workload import Ask, Workload
 from policies.types import Request
+from proxy.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
 from proxy.events import (
-    Action,
-    AskSlots,
-    Dispatch,
     EngineReady,
     Event,
-    Refuse,
     RequestArrived,
     RequestFinished,
     RequestProgressed,
     SlotReport,
     SlotsReported,
     Tick,
-    WakeAt,
 )
 
 WINDOW_TOKENS = 1 << 20  # no prompt is too long: windows are another question

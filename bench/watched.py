@@ -12,7 +12,8 @@ from bench.simulation import Run, simulate
 from policies.bounds import bound_s
 from policies.params import Params
 from policies.types import Reason, Request
-from proxy.events import Action, Dispatch, Event, Refuse, RequestArrived
+from proxy.actions import Action, Dispatch, Refuse
+from proxy.events import Event, RequestArrived
 from proxy.scheduler import Scheduler
 
 GUEST, OVERTAKEN, WHOLE, STREAMED = "guest", "overtaken", "whole", "streamed"

@@ -26,8 +26,8 @@ from launcher.residents import Residents
 from launcher.roles import Patience, Roles
 from launcher.settings import AttachedServer, LaunchedServer
 from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
+from proxy.actions import Level, Reclaim
 from proxy.driver import Driver
-from proxy.events import Level, Reclaim
 
 log = logging.getLogger("slotwise")
 LRU_LINE = "selected slot by LRU"  # it chose itself, and not by what the slots hold

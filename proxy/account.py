@@ -19,8 +19,9 @@ from policies.attribution import (
 from policies.params import Cost
 from policies.prefix import Tokens
 from policies.types import Request
+from proxy.actions import Dispatch
 from proxy.computed import Chain, Prompt
-from proxy.events import Dispatch, Failure, RequestFailed, RequestFinished
+from proxy.events import Failure, RequestFailed, RequestFinished
 from proxy.record import Changed, Displaced, Known, Record
 
 SHOWN_IDS = 24  # of each side of a difference

@@ -17,8 +17,8 @@ from policies.park import Park
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
 from proxy import words
+from proxy.actions import Action, Dispatch, Refuse
 from proxy.book import Held, Profile
-from proxy.events import Action, Dispatch, Refuse
 from proxy.holds import not_cold, not_yet, unpinned_verdict
 from proxy.memory_gate import MemoryGate, placing
 from proxy.mirror import SlotMirror

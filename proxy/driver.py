@@ -16,25 +16,19 @@ from functools import partial
 from typing import Any
 
 from policies.types import Request
+from proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
 from proxy.afterwards import Afterwards
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, refused
 from proxy.events import (
-    Action,
-    AskSlots,
-    Dispatch,
     EngineLoading,
     EngineLost,
     EngineReady,
     Event,
     Failure,
-    Mismatch,
-    Refuse,
     RequestArrived,
     RequestFailed,
     Tick,
-    Waiting,
-    WakeAt,
 )
 from proxy.history import DEFAULT_KEEP_BYTES, History
 from proxy.ledger import Ledger
@@ -47,6 +41,7 @@ from proxy.metrics import Metrics
 from proxy.poller import Pace, SlotsPoller
 from proxy.probe import ProbeResult
 from proxy.scheduler import Scheduler
+from proxy.status import Waiting
 from proxy.thinned import Thinned, Writer
 from proxy.ticket import Ticket
 from proxy.tokenize import Tokenizer

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 import orjson
 
 from policies.types import Reason
+from proxy.actions import Dispatch
 from proxy.body import ClientGoneError
 from proxy.driver import Driver
 from proxy.engine import OFF_LOOP_BYTES, EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
-from proxy.events import Dispatch, Failure
+from proxy.events import Failure
 from proxy.prepare import Prepared
 from proxy.reply import Reply
 from proxy.sse import Progress, Seen, SseReader

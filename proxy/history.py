@@ -21,14 +21,12 @@ from policies.prefix import lcp
 from policies.types import SlotId
 from proxy import account
 from proxy.account import Account
+from proxy.actions import Action, Dispatch, Refuse
 from proxy.computed import BLOCK_TOKENS, DEFAULT_MOST, Blocks, Prompt, Prompts, chain
 from proxy.events import (
-    Action,
-    Dispatch,
     EngineLost,
     Event,
     Failure,
-    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,

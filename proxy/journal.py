@@ -30,7 +30,8 @@ from pydantic import TypeAdapter
 
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Request, Section
-from proxy.events import Action, Event, RequestArrived
+from proxy.actions import Action
+from proxy.events import Event, RequestArrived
 from proxy.own_file import end_thread, open_own
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from policies.affinity import kept_for_s
 from policies.params import Keep
 from policies.types import SlotId, SlotView
-from proxy.events import HoldEnded, HoldResult
+from proxy.actions import HoldEnded, HoldResult
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from policies.admission import Growth
+from proxy.actions import Action, Reclaim, Reclaimed
 from proxy.engine import EngineClient
-from proxy.events import Action, Event, MemorySampled, ProfileUnloaded, Reclaim, Reclaimed
+from proxy.events import Event, MemorySampled, ProfileUnloaded
 from proxy.memory import MemoryWatch
 from proxy.memory_gate import MemoryGate
 from proxy.memory_series import MemorySeries

@@ -17,20 +17,9 @@ from dataclasses import dataclass, field
 
 from policies.admission import Headroom, Limits, gib, memory_shortage
 from policies.types import Hold, Place, Reason, SlotId, Verdict
+from proxy.actions import Action, AskSlots, Level, Reclaim, Reclaimed, Refuse
 from proxy.book import Profile
-from proxy.events import (
-    Action,
-    AskSlots,
-    EngineLoading,
-    EngineReady,
-    Level,
-    MemorySampled,
-    ProfileUnloaded,
-    Reclaim,
-    Reclaimed,
-    ReclaimEnded,
-    Refuse,
-)
+from proxy.events import EngineLoading, EngineReady, MemorySampled, ProfileUnloaded, ReclaimEnded
 from proxy.reclaiming import ASKED_FOR, TOO_LITTLE_BYTES, Holdings, Member
 from proxy.reserves import Placing, Reserves
 from proxy.waiter import Waiter

@@ -22,30 +22,25 @@ from prometheus_client import CollectorRegistry
 from policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
 from policies.types import Reason, Rule, SlotId
 from proxy import exposition, rule_series
+from proxy.actions import Action, Dispatch, HoldEnded, Mismatch, Refuse
 from proxy.engine_metrics import EngineMetrics
 from proxy.events import (
-    Action,
-    Dispatch,
     EngineLost,
     EngineReady,
     Event,
     Failure,
-    HoldEnded,
-    Mismatch,
-    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     SlotsReported,
-    Waiting,
 )
 from proxy.memory_series import MemorySeries
 from proxy.normalize import PARTS
 from proxy.record import Record
 from proxy.series import Series
 from proxy.standing import Standing
-from proxy.status import SlotStatus
+from proxy.status import SlotStatus, Waiting
 
 _SOURCES = ("cached", "evaluated", "unknown")
 _PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION, Rule.GUEST, Rule.NEW, Rule.AFFINITY)

@@ -10,9 +10,9 @@ from policies.case import View
 from policies.order import PROMOTES, Promotion
 from policies.regret import Loss, Obstacle
 from policies.types import Place, Rule
+from proxy.actions import HomeWait
 from proxy.book import Profile
 from proxy.contexts import BACKGROUND_KINDS
-from proxy.events import HomeWait
 from proxy.waiter import Waiter
 
 UNPINNED = -1  # the id_slot of a request whose slot the engine chooses

@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from proxy.actions import Level, Reclaim, Reclaimed
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.events import Level, Reclaim, Reclaimed, ReclaimEnded
+from proxy.events import ReclaimEnded
 
 log = logging.getLogger(__name__)
 

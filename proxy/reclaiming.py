@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from policies.admission import MIB
 from policies.types import SlotId
+from proxy.actions import Level, Reclaim
 from proxy.book import Profile
-from proxy.events import Level, Reclaim
 from proxy.mirror import SlotMirror, SlotState
 from proxy.reserves import Reserves
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from starlette.types import Receive, Scope, Send
 
 from policies.types import Reason, Request, Rule
+from proxy.actions import Dispatch
 from proxy.body import DEFAULT_LIMIT_BYTES, ClientGoneError, read_body
 from proxy.departure import Departure
 from proxy.driver import Driver
@@ -27,7 +28,6 @@ from proxy.errors import (
     internal_error,
     unreachable,
 )
-from proxy.events import Dispatch
 from proxy.forward import WAIT_HEADER, Forwarding
 from proxy.gate import caller_of
 from proxy.identity import Session, SessionTable

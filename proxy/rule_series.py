@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from policies.order import Promotion
 from policies.regret import Obstacle
-from proxy.events import Dispatch, HoldEnded, HoldResult, HomeWait, RequestFinished
+from proxy.actions import Dispatch, HoldEnded, HoldResult, HomeWait
+from proxy.events import RequestFinished
 from proxy.series import Series
 from proxy.standing import SessionState, Standing
 

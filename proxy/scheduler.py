@@ -17,21 +17,18 @@ from collections.abc import Mapping
 from policies.params import Cost, Params
 from policies.park import Park
 from policies.types import Request, SlotId
+from proxy.actions import Action, AskSlots, Mismatch, Refuse, WakeAt
 from proxy.book import Profile
 from proxy.deciding import Deciding
 from proxy.events import (
-    Action,
-    AskSlots,
     EngineLoading,
     EngineLost,
     EngineReady,
     Event,
     Failure,
     MemorySampled,
-    Mismatch,
     ProfileUnloaded,
     ReclaimEnded,
-    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -40,14 +37,12 @@ from proxy.events import (
     SlotReport,
     SlotsReported,
     Tick,
-    Waiting,
-    WakeAt,
 )
 from proxy.memory_gate import MemoryGate, MemoryRules
 from proxy.mirror import SlotMirror, SlotState
 from proxy.running import Engine, Running
 from proxy.standing import Standing, standing
-from proxy.status import SlotStatus, profile_json, slot_statuses, waiting
+from proxy.status import SlotStatus, Waiting, profile_json, slot_statuses, waiting
 
 _RETRY_AFTER_FULL_S = 5
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policies.types import SlotId
+from policies.types import Reason, SlotId
 from proxy import words
 from proxy.book import Profile
-from proxy.events import Waiting
 from proxy.mirror import SlotMirror
 from proxy.running import Running
 from proxy.standing import limit, standing
@@ -28,6 +27,19 @@ class SlotStatus:
     guest: bool
     turns: int
     last_used: float  # s
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Where a waiting request stands, for its comment line, the status and the series."""
+
+    id: str
+    profile: str
+    reason: Reason
+    ahead: int  # waiting requests that go first
+    waited_s: float
+    why: str
+    text: str = ""  # the reason in words, see words.py
 
 
 def slot_statuses(profiles: Iterable[Profile]) -> list[SlotStatus]:

@@ -12,12 +12,11 @@ import asyncio
 from collections.abc import Callable
 
 from policies.types import Request
+from proxy.actions import Dispatch, Refuse
 from proxy.errors import refused
 from proxy.events import (
-    Dispatch,
     Event,
     Failure,
-    Refuse,
     RequestCancelled,
     RequestFailed,
     RequestFinished,

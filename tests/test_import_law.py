@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "proxy", "launcher", "bench")
 
 PURE = (
-    *("events", "mirror", "contexts", "running", "learned_cost", "waiter", "keeping", "book"),
-    *("placement", "holds", "deciding", "standing", "status", "scheduler", "sse", "sections"),
-    *("shapes", "turns", "identity", "kinds", "normalize"),
+    *("actions", "events", "mirror", "contexts", "running", "learned_cost", "waiter", "keeping"),
+    *("book", "placement", "holds", "deciding", "standing", "status", "scheduler", "sse"),
+    *("sections", "shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain", "last_hour", "words"),
     *("reserves", "reclaiming", "memory_gate"),
 )

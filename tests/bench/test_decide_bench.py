@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bench.decide_bench import NAIVE, Situation, Size, measure, naive_lcp
-from proxy.events import Dispatch, Tick
+from proxy.actions import Dispatch
+from proxy.events import Tick
 
 
 def test_the_timed_situation_has_all_slots_at_work_and_a_full_queue() -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from policies.admission import Limits
 from policies.params import from_mapping
-from proxy.events import Dispatch, MemorySampled
+from proxy.actions import Dispatch
+from proxy.events import MemorySampled
 from proxy.journal import read
 from proxy.meminfo import MemInfo
 from proxy.memory_gate import MemoryRules

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.events import Mismatch, RequestFinished
+from proxy.actions import Mismatch
+from proxy.events import RequestFinished
 from tests.engine.conftest import StartEngine
 from tests.proxy.shell import one_ending_each, proxy
 

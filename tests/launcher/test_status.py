@@ -180,9 +180,7 @@ def test_what_goes_wrong_is_one_line(
     assert told in error
 
 
-def test_nobody_at_the_address_is_one_line(
-    nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nobody_at_the_address_is_one_line(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.run_status(parsed("status", "--url", nobody)) == 1
     assert f"{nobody}/slotwise/status cannot be asked" in capsys.readouterr().err
 

@@ -8,7 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from policies.prefix import pack
 from policies.types import Reason, Request, Rule, SlotId
-from proxy.events import Dispatch, RequestArrived, RequestFinished
+from proxy.actions import Dispatch
+from proxy.events import RequestArrived, RequestFinished
 from proxy.metrics import Metrics
 
 PROMPT_TOKENS = "slotwise_prompt_tokens_total"

@@ -9,9 +9,8 @@ from zlib import crc32
 from policies.attribution import Cause
 from policies.prefix import lcp, pack
 from policies.types import Request, Section
+from proxy.actions import Action, Dispatch
 from proxy.events import (
-    Action,
-    Dispatch,
     EngineLost,
     EngineReady,
     Event,

@@ -8,17 +8,13 @@ from typing import Any
 from policies.admission import GIB, MIB, Growth, Limits
 from policies.params import Params
 from policies.types import Request
+from proxy.actions import Action, Dispatch, Level, Reclaim, Reclaimed
 from proxy.events import (
-    Action,
-    Dispatch,
     EngineLost,
     EngineReady,
     Event,
-    Level,
     MemorySampled,
     ProfileUnloaded,
-    Reclaim,
-    Reclaimed,
     ReclaimEnded,
     RequestArrived,
 )

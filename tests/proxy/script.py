@@ -9,9 +9,8 @@ from typing import Any
 from policies.params import Cost, Params, Queue, from_mapping
 from policies.prefix import Tokens, pack
 from policies.types import Request
+from proxy.actions import Action, Dispatch, WakeAt
 from proxy.events import (
-    Action,
-    Dispatch,
     EngineReady,
     Failure,
     RequestArrived,
@@ -21,7 +20,6 @@ from proxy.events import (
     SlotReport,
     SlotsReported,
     Tick,
-    WakeAt,
 )
 from proxy.scheduler import Scheduler
 

@@ -14,9 +14,10 @@ import httpx
 import uvicorn
 
 from policies.params import Params, Queue
+from proxy.actions import Action, Dispatch
 from proxy.app import create_app
 from proxy.driver import Driver, ServedProfile
-from proxy.events import Action, Dispatch, Event, RequestFailed, RequestFinished
+from proxy.events import Event, RequestFailed, RequestFinished
 from proxy.poller import Pace
 from tests.running_proxy import samples
 from tests.support import wait_until_async

@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from proxy.actions import Dispatch
 from proxy.driver import Driver
 from proxy.errors import ProxyError
-from proxy.events import Dispatch, Failure, RequestCancelled, RequestFailed, Tick
+from proxy.events import Failure, RequestCancelled, RequestFailed, Tick
 from proxy.sse import Seen
 from tests.proxy.driven import made, request
 from tests.proxy.shell import Recorder, one_ending_each

@@ -14,16 +14,12 @@ import pytest
 from policies.params import Params
 from policies.prefix import Tokens, pack
 from policies.types import Reason, Request, Rule, SlotId
+from proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
 from proxy.events import (
-    Action,
-    AskSlots,
-    Dispatch,
     EngineLost,
     EngineReady,
     Event,
     Failure,
-    Mismatch,
-    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -32,7 +28,6 @@ from proxy.events import (
     SlotReport,
     SlotsReported,
     Tick,
-    WakeAt,
 )
 from proxy.journal import Journal, read
 from proxy.scheduler import Scheduler

@@ -9,14 +9,12 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from policies.types import Request
+from proxy.actions import Action, Dispatch, Refuse, WakeAt
 from proxy.events import (
-    Action,
-    Dispatch,
     EngineLost,
     EngineReady,
     Event,
     Failure,
-    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -25,7 +23,6 @@ from proxy.events import (
     SlotReport,
     SlotsReported,
     Tick,
-    WakeAt,
 )
 from proxy.mirror import SlotState
 from proxy.scheduler import Scheduler

@@ -6,16 +6,8 @@ import pytest
 
 from policies.admission import GIB, MIB, Growth
 from policies.types import Reason
-from proxy.events import (
-    Dispatch,
-    EngineLoading,
-    EngineLost,
-    Failure,
-    ProfileUnloaded,
-    Refuse,
-    RequestFailed,
-    Tick,
-)
+from proxy.actions import Dispatch, Refuse
+from proxy.events import EngineLoading, EngineLost, Failure, ProfileUnloaded, RequestFailed, Tick
 from proxy.reclaiming import Member
 from proxy.scheduler import Scheduler
 from tests.proxy.memory_script import CHECKPOINTS, PLAIN, World, dispatched

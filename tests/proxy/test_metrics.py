@@ -6,19 +6,17 @@ import pytest
 
 from launcher.listener import Cause
 from policies.types import Reason, Rule, SlotId
+from proxy.actions import Mismatch, Refuse
 from proxy.events import (
     EngineLost,
     Failure,
-    Mismatch,
-    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     SlotsReported,
-    Waiting,
 )
 from proxy.metrics import Metrics
-from proxy.status import SlotStatus
+from proxy.status import SlotStatus, Waiting
 from tests.proxy.counted import (
     PROMPT_TOKENS,
     dispatch,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.events import Action, Dispatch, Failure, RequestArrived, RequestFailed, RequestProgressed
+from proxy.actions import Action, Dispatch
+from proxy.events import Failure, RequestArrived, RequestFailed, RequestProgressed
 from proxy.scheduler import Scheduler
 from tests.proxy.script import arrived, dispatches, finished, scheduler, serve, text
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from policies.admission import GIB, MIB, Growth, Limits
-from proxy.events import (
-    Action,
-    AskSlots,
-    Dispatch,
-    EngineLoading,
-    EngineLost,
-    Reclaim,
-    Refuse,
-    SlotReport,
-    SlotsReported,
-)
+from proxy.actions import Action, AskSlots, Dispatch, Reclaim, Refuse
+from proxy.events import EngineLoading, EngineLost, SlotReport, SlotsReported
 from proxy.journal import Journal, read
 from proxy.reclaiming import Member
 from proxy.scheduler import Scheduler

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from policies.params import Window
-from proxy.events import Dispatch, RequestFinished
+from proxy.actions import Dispatch
+from proxy.events import RequestFinished
 from tests.proxy.shell import CHAT, LONG, chat, proxy, streaming
 from tests.running_proxy import samples
 from tests.support import StubServer

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.events import Dispatch, Failure, RequestFailed
+from proxy.actions import Dispatch
+from proxy.events import Failure, RequestFailed
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, queue, told
 from tests.support import StubServer, wait_until_async
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from policies.params import Params, Queue
-from proxy.events import Dispatch, RequestArrived
+from proxy.actions import Dispatch
+from proxy.events import RequestArrived
 from proxy.life import ServedProfile
 from proxy.normalize import Normalize
 from tests.proxy.shell import CHAT, proxy

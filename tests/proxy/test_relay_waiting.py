@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from policies.types import Reason
-from proxy.events import Dispatch
+from proxy.actions import Dispatch
 from tests.proxy.shell import CHAT, LONG, chat, one_ending_each, proxy, queue
 from tests.running_proxy import samples
 from tests.support import StubServer, wait_until_async

@@ -7,8 +7,8 @@ import random
 from policies.admission import GIB, MIB, Growth, Need, buffer_bytes
 from policies.prefix import pack
 from policies.types import Request, SlotId
+from proxy.actions import Dispatch
 from proxy.events import (
-    Dispatch,
     EngineLost,
     Failure,
     RequestCancelled,

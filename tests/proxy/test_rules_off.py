@@ -13,13 +13,8 @@ from typing import Any
 import pytest
 
 from policies.params import Params
-from proxy.events import (
-    Action,
-    Dispatch,
-    EngineReady,
-    Refuse,
-    RequestArrived,
-)
+from proxy.actions import Action, Dispatch, Refuse
+from proxy.events import EngineReady, RequestArrived
 from proxy.journal import Journal, read
 from proxy.scheduler import Scheduler
 from tests.proxy import rule_scripts as does

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.types import Reason
-from proxy.events import AskSlots, Dispatch
+from proxy.actions import AskSlots, Dispatch
 from tests.proxy.script import (
     arrived,
     chat,

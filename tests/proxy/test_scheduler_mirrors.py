@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.events import (
-    AskSlots,
-    Failure,
-    Mismatch,
-    RequestFailed,
-    RequestFinished,
-    RequestProgressed,
-)
+from proxy.actions import AskSlots, Mismatch
+from proxy.events import Failure, RequestFailed, RequestFinished, RequestProgressed
 from tests.proxy.script import (
     arrived,
     dispatches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.types import Reason
-from proxy.events import Refuse
+from proxy.actions import Refuse
 from tests.proxy.script import (
     arrived,
     cancelled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.types import Reason
-from proxy.events import Refuse
+from proxy.actions import Refuse
 from tests.proxy.script import arrived, dispatches, finished, scheduler, serve, text
 
 

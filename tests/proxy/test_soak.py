@@ -10,7 +10,8 @@ import orjson
 import psutil
 import pytest
 
-from proxy.events import Dispatch, RequestCancelled, RequestFailed, RequestFinished
+from proxy.actions import Dispatch
+from proxy.events import RequestCancelled, RequestFailed, RequestFinished
 from tests.proxy.shell import Proxy, chat, one_ending_each, proxy, queue
 from tests.support import StubServer, wait_until_async
 

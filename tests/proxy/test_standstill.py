@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from proxy.actions import Dispatch
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.events import Dispatch, Failure, RequestFailed, SlotReport
+from proxy.events import Failure, RequestFailed, SlotReport
 from proxy.standstill import Standstill, stands_still
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer, wait_until_async

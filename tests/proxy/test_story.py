@@ -9,16 +9,8 @@ import pytest
 from policies.order import Promotion
 from policies.regret import Obstacle
 from policies.types import SIDE_JOB
-from proxy.events import (
-    Action,
-    Dispatch,
-    EngineLost,
-    HoldEnded,
-    HoldResult,
-    HomeWait,
-    RequestArrived,
-    RequestProgressed,
-)
+from proxy.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
+from proxy.events import EngineLost, RequestArrived, RequestProgressed
 from proxy.scheduler import Scheduler
 from proxy.standing import SessionState
 from tests.proxy.script import arrived, cancelled, finished, scheduler, serve, text, tick

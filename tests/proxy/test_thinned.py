@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from policies.admission import MIB, Limits
-from proxy.events import Action, Dispatch, Event, MemorySampled, Reclaim
+from proxy.actions import Action, Dispatch, Reclaim
+from proxy.events import Event, MemorySampled
 from proxy.journal import Journal, read
 from proxy.reclaiming import Member
 from proxy.scheduler import Scheduler
