@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import orjson
 
+from proxy.dial import Spare, address_of
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.upstream import CONNECT_TIMEOUT_S, NO_TLS, UpstreamStream, post
 
@@ -45,6 +46,7 @@ class EngineClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._calls: set[asyncio.Task[httpx.Response]] = set()
         self._lingering: set[UpstreamStream] = set()
+        self._spare = Spare(address_of(self.url))
         self._short = httpx.AsyncClient(
             base_url=self.url,
             headers=self._headers,
@@ -57,6 +59,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the short calls and close their pool; generations are closed by their owners."""
+        self._spare.close()
         calls = set(self._calls)
         for call in calls:
             call.cancel()
@@ -161,7 +164,11 @@ class EngineClient:
 
     async def open(self, path: str, content: bytes) -> UpstreamStream:
         """Post a generation; returns when the engine's head is here. The caller closes it."""
-        return await post(self.url, path, self._headers, content, self._lingering)
+        return await post(self.url, path, self._headers, content, self._lingering, self._spare)
+
+    def expect_another(self) -> None:
+        """A generation has ended: make the connection for the next one ahead."""
+        self._spare.make()
 
     async def settled(self) -> None:
         """Wait until the engine has seen every hang-up, a bounded time each: what ``/slots`` says

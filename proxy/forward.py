@@ -111,6 +111,8 @@ class Forwarding:
                 return await self._whole(upstream)
             finally:
                 upstream.close()
+                # Behind the end of this one, which is on its way to the client.
+                asyncio.get_running_loop().call_soon(client.expect_another)
 
     # ------------------------------------------------------------ the answer
 

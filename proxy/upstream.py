@@ -21,7 +21,7 @@ from typing import cast
 
 import httptools
 
-from proxy.dial import Address, address_of, send_at_once
+from proxy.dial import Address, Spare, address_of, send_at_once
 from proxy.errors import EngineUnreachableError, UpstreamError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -44,18 +44,40 @@ async def post(
     headers: Mapping[str, str],
     content: bytes,
     lingering: set[UpstreamStream] | None = None,
+    spare: Spare | None = None,
 ) -> UpstreamStream:
     """Returns when the engine's head is here; the caller closes what it gets.
 
     ``lingering``: where it is found from its close until the engine has ended its half.
+    ``spare``: a connection made ahead, where there is one.
 
     Raises :class:`EngineUnreachableError`, ``sent`` False where there was no connection.
     """
     address = address_of(url)
     head = _head(address.netloc, path, headers, len(content))
+    connection = spare.take() if spare is not None else None
     stream = UpstreamStream(lingering)
     try:
-        dialled = send_at_once(address, head, content)
+        return await _opened(stream, address, head, content, connection)
+    except EngineUnreachableError:
+        if connection is None or stream.touched:
+            raise
+    # The engine let go of the spare in that very moment; it is asked once more.
+    try:
+        return await _opened(UpstreamStream(lingering), address, head, content)
+    except EngineUnreachableError as error:
+        raise EngineUnreachableError(str(error)) from error  # the first may have been read
+
+
+async def _opened(
+    stream: UpstreamStream,
+    address: Address,
+    head: bytes,
+    content: bytes,
+    connection: socket.socket | None = None,
+) -> UpstreamStream:
+    try:
+        dialled = send_at_once(address, head, content, connection)
         if dialled is not None:
             stream.join(*dialled)
         else:
@@ -92,6 +114,7 @@ class UpstreamStream(asyncio.Protocol):
     def __init__(self, lingering: set[UpstreamStream] | None = None) -> None:
         self.status = 0  # 0: no head yet
         self.content_type = _DEFAULT_TYPE
+        self.touched = False  # a byte came
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -223,6 +246,7 @@ class UpstreamStream(asyncio.Protocol):
             self._let_go(self._transport)
 
     def data_received(self, data: bytes) -> None:
+        self.touched = True
         if self._complete or self._closed or self._broken is not None:
             return  # behind the answer's end nothing is expected
         try:
