@@ -169,8 +169,8 @@ def test_nothing_is_kept_of_requests_that_ended(metrics: Metrics) -> None:
     metrics.observe(RequestCancelled("e"), [], now=6)  # ignored: it runs, its end comes
     metrics.observe(RequestFailed("e", Failure.CLIENT_GONE), [], now=7)
     metrics.count()
-    assert metrics._requests == {}
-    assert metrics._running == {"p-0": 0}
+    assert metrics._requests.known == {}
+    assert metrics._requests.running == {"p-0": 0}
 
 
 def test_what_is_noted_is_counted_before_long_and_in_order(metrics: Metrics) -> None:
