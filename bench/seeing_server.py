@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 from bench.command_line import parser_of
 from policies.params import Cap, Keep, Params, Queue
 from proxy.app import create_app
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
+from proxy.life import ServedProfile
 from proxy.metrics import Metrics
 
 READY = "measured proxy ready on "
@@ -73,7 +74,7 @@ async def serve(engine_url: str) -> None:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listening]))
-        if not await driver.engine_up(PROFILE, PROFILE, engine_url, None):
+        if not await driver.engines.up(PROFILE, PROFILE, engine_url, None):
             raise SystemExit(f"{engine_url} does not answer as an engine does")
         print(f"{READY}http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
         await serving

@@ -180,7 +180,7 @@ async def _serve_until_signal(
     by_name: Mapping[str, Planned],
 ) -> int:
     engines = Engines(driver, profiles, state_dir, command_line.url_of(listening), meters, by_name)
-    driver.on_engine_hung = engines.restart
+    driver.engines.on_hung = engines.restart
     app = create_app(driver, keys, cors_origins=origins)
     config = uvicorn.Config(
         app,

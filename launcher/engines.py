@@ -121,7 +121,7 @@ class Engines:
         return limit_mib
 
     def _gone(self, name: str, retry_after_s: int) -> None:
-        self._driver.profile_unloaded(name, retry_after_s)
+        self._driver.engines.unloaded(name, retry_after_s)
         self._comes_no_more(name)
 
     def start(self) -> None:
@@ -151,10 +151,10 @@ class Engines:
         log.info("%s: %s", engine, text)
         if text == STARTING:
             self._meters.starting(engine)
-        self._driver.engine_starting(engine, engine, text)
+        self._driver.engines.starting(engine, engine, text)
 
     async def on_ready(self, engine: str, url: str, api_key: str) -> None:
-        if not await self._driver.engine_up(engine, engine, url, api_key or None):
+        if not await self._driver.engines.up(engine, engine, url, api_key or None):
             raise RefusedError("it did not answer when it was asked what it is")
         log.info("%s: ready", engine)
         self._meters.ready(engine)
@@ -178,7 +178,7 @@ class Engines:
         self._meters.lost(engine)
         if self._residents is not None:
             self._residents.lost(engine)
-        self._driver.engine_down(engine, loss.cause.value, loss.text)
+        self._driver.engines.down(engine, loss.cause.value, loss.text)
 
 
 def _spec(profile: Profile, servers: Mapping[str, LaunchedServer], state_dir: Path) -> EngineSpec:

@@ -22,9 +22,9 @@ from launcher.settings import EMBEDDED, LaunchedServer
 from policies import params
 from policies.admission import Growth, Limits
 from proxy import kinds, normalize
-from proxy.driver import ServedProfile
 from proxy.encoders import Source
 from proxy.fim import InfillFlags
+from proxy.life import ServedProfile
 from proxy.meminfo import MemInfo
 from proxy.memory import MemoryWatch
 from proxy.memory_gate import MemoryRules

@@ -24,7 +24,6 @@ from proxy.driver import Driver
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, internal_error, unreachable
 from proxy.gate import Gate
-from proxy.life import EngineLife
 from proxy.live import Live
 from proxy.models_list import models_answer
 from proxy.overview import overview
@@ -183,7 +182,7 @@ class Pages:
     async def ready(self, request: Request) -> Response:
         driver = self._driver
         profiles = {
-            name: {"ready": driver.ready_engine(name) is not None, "engines": _lives(driver, name)}
+            name: {"ready": driver.engines.ready(name) is not None, "engines": _lives(driver, name)}
             for name in driver.profiles
         }
         # A small model that gave way, or that nobody has asked for, keeps nobody else waiting.
@@ -195,7 +194,7 @@ class Pages:
     async def metrics(self, request: Request) -> Response:
         driver = self._driver
         scheduler = driver.scheduler
-        await driver.metrics.engines.refresh(list(driver.engines.values()))
+        await driver.metrics.engines.refresh(list(driver.engines.lives.values()))
         now = driver.clock()
         driver.metrics.sync(scheduler.waiting(now), scheduler.slots(), scheduler.standings(now))
         for profile, standing in driver.tokenizer.standings().items():
@@ -239,15 +238,15 @@ async def _passed(client: EngineClient, method: str, path: str, raw: bytes | Non
 
 
 def _ready_client(driver: Driver, profile: str) -> EngineClient:
-    life = driver.ready_engine(profile)
+    life = driver.engines.ready(profile)
     if life is None or life.client is None:
-        text = driver.not_ready_text(profile)
+        text = driver.engines.not_ready_text(profile)
         raise ProxyError(503, "engine_loading", text, retry_after_s=10)
     return life.client
 
 
 def _lives(driver: Driver, profile: str) -> dict[str, dict[str, Any]]:
-    lives: list[EngineLife] = [e for e in driver.engines.values() if e.profile == profile]
+    lives = driver.engines.of_profile(profile)
     return {life.name: {"state": life.state, "text": life.text} for life in lives}
 
 

@@ -96,7 +96,7 @@ class Forwarding:
         if self._ticket.lost is not None:  # between the decision and now
             raise EngineUnreachableError(self._ticket.lost)
         self._allow(self._queue.engine_silence_s)
-        client = self._driver.client(dispatch.slot.engine)
+        client = self._driver.engines.client(dispatch.slot.engine)
         body = await self._request.upstream(dispatch.slot, dispatch.max_tokens)
         if self._reply.opened:
             await self._reply.comment(self._line(dispatch))

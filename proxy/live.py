@@ -129,7 +129,7 @@ class Live:
     def _mark(self) -> Hashable:
         """Another value whenever there is something to show."""
         driver = self._driver
-        lives = tuple((life.name, life.state, life.text) for life in driver.engines.values())
+        lives = tuple((life.name, life.state, life.text) for life in driver.engines.lives.values())
         return driver.events_seen, lives, int(driver.clock() / AT_REST_S)
 
 

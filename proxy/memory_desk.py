@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from policies.admission import Growth
-from proxy.actions import Action, Reclaim, Reclaimed
+from proxy.actions import Action, Reclaim, Reclaimed, Refuse
 from proxy.engine import EngineClient
 from proxy.events import Event, MemorySampled, ProfileUnloaded
 from proxy.memory import MemoryWatch
@@ -90,6 +90,12 @@ class MemoryDesk:
     def unload(self, profile: str, retry_after_s: int) -> None:
         """Its engine gave way, or did not start, for want of memory."""
         self._feed(ProfileUnloaded(profile, retry_after_s))
+
+    def not_loaded(self, profile: str) -> Refuse | None:
+        """What to say to who asks for a profile that gave way; None: an engine may come."""
+        if profile not in self._gate.unloaded or self.wanted(profile):
+            return None
+        return self._gate.not_loaded(profile, "")
 
     def show_roles(self, states: dict[str, str]) -> None:
         """The state of each small model, by its name."""

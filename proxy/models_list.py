@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
+from proxy.life import ServedProfile
 
 
 def models_answer(driver: Driver) -> dict[str, Any]:
     """All profiles, each under its name and its aliases."""
     entries = [entry for p in driver.profiles.values() for entry in _entries(driver, p)]
-    described = [_described(driver.models.get(p.name), p.name) for p in driver.profiles.values()]
+    described = [
+        _described(driver.engines.models.get(p.name), p.name) for p in driver.profiles.values()
+    ]
     return {
         "object": "list",
         "data": entries,
@@ -26,7 +29,7 @@ def models_answer(driver: Driver) -> dict[str, Any]:
 
 
 def _entries(driver: Driver, profile: ServedProfile) -> Iterator[dict[str, Any]]:
-    own = _first(driver.models.get(profile.name), "data") or {
+    own = _first(driver.engines.models.get(profile.name), "data") or {
         "object": "model",
         "created": 0,
         "owned_by": "llamacpp",

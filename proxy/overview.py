@@ -32,7 +32,7 @@ def overview(driver: Driver) -> dict[str, Any]:
         "profiles": profiles,
         "engines": {
             life.name: _engine(life, driver.profiles[life.profile])
-            for life in driver.engines.values()
+            for life in driver.engines.lives.values()
         },
         "requests": [_brief(r) for r in reversed(driver.history.records(last=LAST_REQUESTS))],
         "memory": driver.memory.json(now),

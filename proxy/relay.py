@@ -163,14 +163,14 @@ class Exchange:
         while True:
             self._stage = Reason.ENGINE_LOADING
             left_s = self._arrived + bound_s - self._driver.clock()
-            engine = await self._driver.wait_ready(request.profile, left_s)
+            engine = await self._driver.engines.wait_ready(request.profile, left_s)
             self._stage = "tokenizing"
             try:
                 return await self._tokenizer.encode(engine, request)
             except EngineUnreachableError:
-                life = self._driver.ready_engine(request.profile)
+                life = self._driver.engines.ready(request.profile)
                 if life is not None and life.client is engine:
-                    self._driver.suspect(life)
+                    self._driver.engines.suspect(life)
                     raise  # it should be there: say so; else it was lost, and the next one does it
 
     async def _identified(self, request: Prepared) -> Session:

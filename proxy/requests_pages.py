@@ -77,7 +77,7 @@ class RequestsPages:
     async def _texts(self, record: Record) -> Texts | None:
         """Both sides of a difference as text; None: there is none, or no engine to ask."""
         ids = explain.ids_to_show(record)
-        life = self._driver.ready_engine(record.profile)
+        life = self._driver.engines.ready(record.profile)
         if ids is None or life is None or life.client is None:
             return None
         try:

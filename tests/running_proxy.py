@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from policies.params import Params
 from proxy import http_protocol
 from proxy.app import create_app
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
+from proxy.life import ServedProfile
 from tests.support import START_LIMIT_S, STOP_LIMIT_S, StubServer
 
 T = TypeVar("T")
@@ -158,7 +159,7 @@ class _ProxyThread(threading.Thread):
             try:
                 for n, engine_url in enumerate(self._urls):
                     name = self._served.name
-                    up = await driver.engine_up(f"{name}-{n}", name, engine_url, self._api_key)
+                    up = await driver.engines.up(f"{name}-{n}", name, engine_url, self._api_key)
                     assert up, f"the engine at {engine_url} did not come up"
                 self.ready.set_result(RunningProxy(url, driver, asyncio.get_running_loop()))
                 await serving

@@ -12,8 +12,8 @@ from typing import Any
 
 from launcher.gguf_header import read_vocabulary
 from policies.params import from_mapping
-from proxy.driver import ServedProfile
 from proxy.encoders import Source
+from proxy.life import ServedProfile
 from proxy.record import Record
 from tests.engine.engines import RunningEngine
 from tests.engine.talk import TINY_COST

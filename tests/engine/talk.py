@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from policies.params import from_mapping
-from proxy.driver import ServedProfile
+from proxy.life import ServedProfile
 from tests.engine.engines import RunningEngine
 from tests.running_proxy import RunningProxy, run_proxy
 
@@ -100,5 +100,5 @@ def proxied(engine: RunningEngine, **policy: dict[str, Any]) -> Iterator[Running
     found, faults = from_mapping({"cost": TINY_COST, **policy})
     assert not faults, faults
     with run_proxy(engine.url, profile=ServedProfile("p", params=found)) as proxy:
-        assert proxy.inside(lambda: proxy.driver.engines["p-0"].probe.pins)  # type: ignore[union-attr]
+        assert proxy.inside(lambda: proxy.driver.engines.lives["p-0"].probe.pins)  # type: ignore[union-attr]
         yield proxy

@@ -13,10 +13,10 @@ import pytest
 
 from launcher.gguf_header import read_vocabulary
 from policies.params import from_mapping
-from proxy.driver import ServedProfile
 from proxy.encoders import Source
 from proxy.engine import EngineClient
 from proxy.fim import InfillFlags
+from proxy.life import ServedProfile
 from proxy.prepare import Kind, prepare
 from proxy.tokenize import Tokenizer
 from tests.engine import engines

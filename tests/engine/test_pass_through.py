@@ -69,8 +69,8 @@ def test_a_conversation_finds_all_of_its_past_on_its_slot(start_engine: StartEng
 
     async def run() -> None:
         async with proxy(engine.url) as p:
-            assert p.driver.engines["e0"].probe is not None
-            assert p.driver.engines["e0"].probe.pins, p.driver.engines["e0"].text
+            assert p.driver.engines.lives["e0"].probe is not None
+            assert p.driver.engines.lives["e0"].probe.pins, p.driver.engines.lives["e0"].text
             messages = [turn("system", WORDS), turn("user", "one")]
             held = 0
             for n in range(3):

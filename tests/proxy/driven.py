@@ -6,7 +6,8 @@ from typing import Any
 
 from policies.prefix import pack
 from policies.types import Request
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
+from proxy.life import ServedProfile
 from proxy.poller import Pace
 from tests.proxy.shell import Recorder, queue
 

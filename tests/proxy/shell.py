@@ -16,8 +16,9 @@ import uvicorn
 from policies.params import Params, Queue
 from proxy.actions import Action, Dispatch
 from proxy.app import create_app
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
 from proxy.events import Event, RequestFailed, RequestFinished
+from proxy.life import ServedProfile
 from proxy.poller import Pace
 from tests.running_proxy import samples
 from tests.support import wait_until_async
@@ -82,7 +83,7 @@ async def proxy(
     profile = ServedProfile("main", aliases, params or queue())
     driver = Driver([profile], journal, pace=Pace(between_s=0.1, delay_s=0.02))
     if up:
-        assert await driver.engine_up("e0", "main", engine_url, None)
+        assert await driver.engines.up("e0", "main", engine_url, None)
     app = create_app(driver, keys or {}, **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     with contextlib.ExitStack() as stack:

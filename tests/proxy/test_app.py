@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from proxy.app import GENERATING, NOT_PLACED, create_app
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
+from proxy.life import ServedProfile
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer
 
@@ -33,7 +34,7 @@ def test_models_are_the_engines_with_our_names_and_the_usable_window(stub: StubS
                 assert (await p.client.get(f"/v1/models/{name}")).json()["id"] == name
                 assert (await p.client.post(CHAT, json=chat(model=name))).status_code == 200
             assert (await p.client.get("/v1/models/other")).status_code == 404
-            p.driver.engine_down("e0", "restart")
+            p.driver.engines.down("e0", "restart")
             answer = (await p.client.get("/v1/models")).json()
             assert answer["data"][0]["meta"]["n_ctx"] == 8192
 
@@ -53,7 +54,7 @@ def test_models_are_listed_before_any_engine_is_there() -> None:
 def test_alive_is_not_ready() -> None:
     async def run() -> None:
         async with proxy("", up=False) as p:
-            p.driver.engine_starting("e0", "main", "loading")
+            p.driver.engines.starting("e0", "main", "loading")
             assert (await p.client.get("/health")).status_code == 200
             response = await p.client.get("/health/ready")
             assert response.status_code == 503

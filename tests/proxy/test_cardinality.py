@@ -8,8 +8,9 @@ import re
 from policies.params import Params, Queue
 from policies.prefix import pack
 from policies.types import Request
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
 from proxy.events import EngineReady
+from proxy.life import ServedProfile
 from proxy.sse import Seen
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import ROOT, StubServer

@@ -21,7 +21,7 @@ def test_a_request_is_decided_finished_and_forgotten(stub: StubServer) -> None:
     async def run() -> None:
         journal = Recorder()
         driver = made(journal)
-        assert await driver.engine_up("e0", "main", stub.url, None)
+        assert await driver.engines.up("e0", "main", stub.url, None)
         ticket = driver.submit(request("a"))
         dispatch = await ticket.decided()
         assert dispatch.slot.engine == "e0"
@@ -38,7 +38,7 @@ def test_a_dispatch_ends_once_whatever_is_said_of_it_later(stub: StubServer) -> 
     async def run() -> None:
         journal = Recorder()
         driver = made(journal)
-        await driver.engine_up("e0", "main", stub.url, None)
+        await driver.engines.up("e0", "main", stub.url, None)
         ticket = driver.submit(request("a"))
         ticket.failed(Failure.SILENCE)
         ticket.failed(Failure.TIMEOUT)
@@ -55,7 +55,7 @@ def test_one_that_was_never_sent_is_said_to_be_so(stub: StubServer) -> None:
     async def run() -> None:
         journal = Recorder()
         driver = made(journal)
-        await driver.engine_up("e0", "main", stub.url, None)
+        await driver.engines.up("e0", "main", stub.url, None)
         driver.submit(request("a")).close()
         (failed,) = journal.events(RequestFailed)
         assert not failed.started
@@ -81,7 +81,7 @@ def test_random_cancellation_ends_each_dispatch_once_and_loses_no_slot(stub: Stu
     async def run() -> None:
         journal = Recorder()
         driver = made(journal, max_running=2)
-        await driver.engine_up("e0", "main", stub.url, None)
+        await driver.engines.up("e0", "main", stub.url, None)
         tasks = []
         for i in range(150):
             tasks.append(asyncio.create_task(serve(driver, f"r{i}")))
@@ -119,13 +119,13 @@ def test_time_alone_refuses_what_waits_too_long() -> None:
 def test_closing_answers_everybody_who_waits(stub: StubServer) -> None:
     async def run() -> None:
         driver = made(Recorder(), max_running=1)
-        loading = asyncio.create_task(driver.wait_ready("main", 30))
+        loading = asyncio.create_task(driver.engines.wait_ready("main", 30))
         await asyncio.sleep(0)
         await driver.close()
         with pytest.raises(ProxyError, match="shutting down"):
             await asyncio.wait_for(loading, 5)
         driver = made(Recorder(), max_running=1)
-        await driver.engine_up("e0", "main", stub.url, None)
+        await driver.engines.up("e0", "main", stub.url, None)
         running, queued = driver.submit(request("a")), driver.submit(request("b"))
         waiting = asyncio.create_task(queued.decided())
         await asyncio.sleep(0)
@@ -135,6 +135,6 @@ def test_closing_answers_everybody_who_waits(stub: StubServer) -> None:
             await asyncio.wait_for(waiting, 5)
         assert running.lost == "slotwise is shutting down"
         with pytest.raises(ProxyError, match="shutting down"):
-            await driver.wait_ready("main", 30)
+            await driver.engines.wait_ready("main", 30)
 
     asyncio.run(run())

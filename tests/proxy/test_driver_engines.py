@@ -8,9 +8,10 @@ import json
 import httpx
 import pytest
 
-from proxy.driver import Driver, ServedProfile
+from proxy.driver import Driver
 from proxy.errors import ProxyError
 from proxy.events import EngineReady, Failure, RequestFailed
+from proxy.life import ServedProfile
 from tests.proxy.driven import FAST, made, request
 from tests.proxy.shell import Recorder, one_ending_each
 from tests.support import StubServer, wait_until_async
@@ -20,7 +21,7 @@ def test_a_lost_engine_ends_its_requests_and_wakes_who_waits_for_bytes(stub: Stu
     async def run() -> None:
         journal = Recorder()
         driver = made(journal)
-        await driver.engine_up("e0", "main", stub.url, None)
+        await driver.engines.up("e0", "main", stub.url, None)
         ticket = driver.submit(request("a"))
         ticket.sent = True
         waiter = driver.submit(request("b"))
@@ -36,14 +37,14 @@ def test_a_lost_engine_ends_its_requests_and_wakes_who_waits_for_bytes(stub: Stu
 
         reading = asyncio.create_task(wait_for_bytes())
         await asyncio.sleep(0)
-        driver.engine_down("e0", "exited", "it crashed")
+        driver.engines.down("e0", "exited", "it crashed")
         assert await asyncio.wait_for(reading, 5) == "woken"
         assert ticket.lost == "it crashed"
         failed = {e.id: e.failure for e in journal.events(RequestFailed)}
         assert failed["a"] is Failure.ENGINE_LOST
         waiter.close()
         one_ending_each(journal)
-        assert driver.ready_engine("main") is None
+        assert driver.engines.ready("main") is None
         await driver.close()
 
     asyncio.run(run())
@@ -52,10 +53,10 @@ def test_a_lost_engine_ends_its_requests_and_wakes_who_waits_for_bytes(stub: Stu
 def test_an_engine_that_comes_back_serves_those_who_wait(stub: StubServer) -> None:
     async def run() -> None:
         driver = made(Recorder())
-        await driver.engine_up("e0", "main", stub.url, None)
-        driver.engine_down("e0", "exited", "exit code 139")
+        await driver.engines.up("e0", "main", stub.url, None)
+        driver.engines.down("e0", "exited", "exit code 139")
         ticket = driver.submit(request("a"))
-        assert await driver.engine_up("e0", "main", stub.url, None)
+        assert await driver.engines.up("e0", "main", stub.url, None)
         assert (await asyncio.wait_for(ticket.decided(), 5)).slot.engine == "e0"
         ticket.close()
         body, _ = driver.metrics.exposition()
@@ -71,10 +72,10 @@ def test_an_engine_lost_while_it_is_probed_is_not_used() -> None:
         async def run() -> None:
             journal = Recorder()
             driver = made(journal)
-            coming = asyncio.create_task(driver.engine_up("e0", "main", stub.url, None))
-            await wait_until_async(lambda: "e0" in driver.engines)
+            coming = asyncio.create_task(driver.engines.up("e0", "main", stub.url, None))
+            await wait_until_async(lambda: "e0" in driver.engines.lives)
             await asyncio.sleep(0.05)
-            driver.engine_down("e0", "crash")
+            driver.engines.down("e0", "crash")
             assert await asyncio.wait_for(coming, 5) is False
             assert journal.events(EngineReady) == []
             await driver.close()
@@ -92,7 +93,7 @@ def test_an_engine_at_work_for_others_is_used_when_it_is_idle() -> None:
                 body = {"prompt": "a", "n_predict": 25}
                 theirs = asyncio.create_task(other.post("/completion", json=body))
                 await wait_until_async(lambda: bool(stub.busy()))
-                assert await driver.engine_up("e0", "main", stub.url, None)
+                assert await driver.engines.up("e0", "main", stub.url, None)
                 assert theirs.done()
                 await theirs
             assert stub.log()["violations"] == 0
@@ -108,10 +109,10 @@ def test_an_unproven_slot_is_asked_about_and_no_oftener_than_the_pace() -> None:
 
         async def run() -> None:
             driver = made(Recorder())
-            await driver.engine_up("e0", "main", stub.url, None)
+            await driver.engines.up("e0", "main", stub.url, None)
             stub.clear()
             ticket = driver.submit(request("a"))
-            client = driver.client("e0")
+            client = driver.engines.client("e0")
             ticket.sent = True
             slot = (await ticket.decided()).slot
             body = {"prompt": [1, 2, 3], "id_slot": slot.id_slot, "stream": True, "n_predict": 500}
@@ -134,8 +135,8 @@ def test_an_engine_whose_slots_stay_silent_is_reported_as_hung(stub: StubServer)
     async def run() -> None:
         driver = made(Recorder())
         told: list[tuple[str, str]] = []
-        driver.on_engine_hung = lambda engine, reason: told.append((engine, reason))
-        await driver.engine_up("e0", "main", stub.url, None)
+        driver.engines.on_hung = lambda engine, reason: told.append((engine, reason))
+        await driver.engines.up("e0", "main", stub.url, None)
         ticket = driver.submit(request("a"))
         ticket.sent = True
         stub.__exit__()  # gone without a word
@@ -151,9 +152,9 @@ def test_an_engine_whose_slots_stay_silent_is_reported_as_hung(stub: StubServer)
 def test_waiting_for_an_engine_has_its_bound_and_says_why() -> None:
     async def run() -> None:
         driver = made(Recorder())
-        driver.engine_starting("e0", "main", "loading 40 %")
+        driver.engines.starting("e0", "main", "loading 40 %")
         with pytest.raises(ProxyError, match=r"e0 starting: loading 40 %") as caught:
-            await driver.wait_ready("main", 0.05)
+            await driver.engines.wait_ready("main", 0.05)
         assert caught.value.status == 503
         assert "Retry-After" in caught.value.headers
         await driver.close()
@@ -164,10 +165,10 @@ def test_waiting_for_an_engine_has_its_bound_and_says_why() -> None:
 def test_a_start_that_fails_and_is_tried_again_counts_as_a_restart() -> None:
     async def run() -> None:
         driver = made(Recorder())
-        driver.engine_starting("e0", "main", "starting")
-        driver.engine_down("e0", "not_ready", "no answer within 60 s")
-        driver.engine_starting("e0", "main", "starting")
-        driver.engine_starting("e0", "main", "loading")
+        driver.engines.starting("e0", "main", "starting")
+        driver.engines.down("e0", "not_ready", "no answer within 60 s")
+        driver.engines.starting("e0", "main", "starting")
+        driver.engines.starting("e0", "main", "loading")
         body, _ = driver.metrics.exposition()
         assert b'slotwise_engine_restarts_total{engine="e0",reason="not_ready"} 1.0' in body
         await driver.close()
@@ -180,7 +181,7 @@ def test_a_unified_pool_and_given_windows_reach_the_scheduler(stub: StubServer) 
         journal = Recorder()
         profile = ServedProfile("main", kv_unified=True, windows=(100, 200, 9000, 400, 500))
         driver = Driver([profile], journal, pace=FAST)
-        await driver.engine_up("e0", "main", stub.url, None)
+        await driver.engines.up("e0", "main", stub.url, None)
         (ready,) = journal.events(EngineReady)
         assert (ready.windows, ready.pool) == ((100, 200, 8192, 400), 8192)
         await driver.close()

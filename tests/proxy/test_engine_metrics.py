@@ -121,7 +121,7 @@ def test_a_silent_engine_holds_nobody_up_and_is_not_quoted_for_long(stub: StubSe
 def test_an_engine_that_is_gone_says_nothing(stub: StubServer) -> None:
     with run_proxy(stub) as proxy:
         wait_until(lambda: engine_says(proxy))
-        proxy.inside(lambda: proxy.driver.engine_down("p-0", "exited"))
+        proxy.inside(lambda: proxy.driver.engines.down("p-0", "exited"))
         assert not engine_says(proxy)
         wait_until(lambda: proxy.metrics()['slotwise_engine_up{engine="p-0"}'] == 0)
 
@@ -130,6 +130,6 @@ def test_a_new_life_is_not_quoted_with_the_words_of_the_old_one(stub: StubServer
     with run_proxy(stub) as proxy:
         wait_until(lambda: engine_says(proxy))
         stub.configure(metrics_hang=True)
-        again = proxy.driver.engine_up("p-0", "p", stub.url, None)
+        again = proxy.driver.engines.up("p-0", "p", stub.url, None)
         assert asyncio.run_coroutine_threadsafe(again, proxy.loop).result(START_LIMIT_S)
         assert not engine_says(proxy)

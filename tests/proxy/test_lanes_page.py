@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.driver import ServedProfile
+from proxy.life import ServedProfile
 from tests.browser import axe_source, chromium, grave_findings, page
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.support import StubServer, wait_until
@@ -117,7 +117,7 @@ def test_a_hostile_name_or_prompt_is_text(browser: Any) -> None:
             seen.locator(".detail .culprit").wait_for()
             assert seen.locator("#lanes h2").inner_text().startswith(HOSTILE)
             assert HOSTILE in seen.locator(".line li").first.inner_text()
-            proxy.inside(lambda: proxy.driver.engine_down(f"{HOSTILE}-0", "exited", HOSTILE))
+            proxy.inside(lambda: proxy.driver.engines.down(f"{HOSTILE}-0", "exited", HOSTILE))
             seen.get_by_text(f"is down: {HOSTILE}").wait_for()
         assert seen.locator("img").count() == 0
 
@@ -127,7 +127,7 @@ def test_an_engine_that_is_gone_is_said_and_so_is_slotwise(browser: Any, stub: S
         proxy = stack.enter_context(run_proxy(stub))
         with page(browser, proxy.url + PAGE) as seen:
             seen.locator(".lane").first.wait_for()
-            proxy.inside(lambda: proxy.driver.engine_down("p-0", "exited", "status 137"))
+            proxy.inside(lambda: proxy.driver.engines.down("p-0", "exited", "status 137"))
             seen.get_by_text("Engine p-0 is down: status 137").wait_for()
             assert seen.locator(".lane").count() == 0
             stack.close()
@@ -238,7 +238,7 @@ def test_axe_finds_nothing_grave(browser: Any) -> None:
             assert judged() == []
             seen.set_viewport_size({"width": 400, "height": 800})
             assert judged() == []
-            proxy.inside(lambda: proxy.driver.engine_down("p-0", "exited", "gone"))
+            proxy.inside(lambda: proxy.driver.engines.down("p-0", "exited", "gone"))
             seen.get_by_text("Engine p-0 is down").wait_for()
             assert judged() == []
 

@@ -14,7 +14,7 @@ import pytest
 
 from policies.admission import MIB, Growth, Limits
 from policies.params import Params, Queue
-from proxy.driver import ServedProfile
+from proxy.life import ServedProfile
 from proxy.meminfo import MemInfo
 from proxy.memory import MemoryWatch
 from proxy.memory_gate import MemoryRules

@@ -34,7 +34,7 @@ def test_a_hang_up_ends_everything_within_a_second(phase: str, stream: bool) -> 
             body = chat(stream=stream, max_tokens=1000)
             tickets = p.driver._tickets
             reached: dict[str, Any] = {
-                "loading": lambda: p.driver._changed._waiters,
+                "loading": lambda: p.driver.engines._changed._waiters,
                 "tokenizing": lambda: stub.log()["helpers"].get("/apply-template"),
                 "queued": lambda: len(tickets) == 2,
                 "silent": stub.requests,

@@ -62,7 +62,7 @@ def test_a_request_waits_for_an_engine_that_loads(stub: StubServer) -> None:
             sending = asyncio.create_task(p.client.post(CHAT, json=chat(stream=True)))
             whole = asyncio.create_task(p.client.post(CHAT, json=chat()))
             await asyncio.sleep(0.2)
-            assert await p.driver.engine_up("e0", "main", stub.url, None)
+            assert await p.driver.engines.up("e0", "main", stub.url, None)
             response = await sending
             assert ": waiting: engine_loading\n\n" in response.text
             assert response.text.endswith("data: [DONE]\n\n")

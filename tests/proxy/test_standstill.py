@@ -53,7 +53,7 @@ def test_a_slot_that_is_busy_for_ever_makes_the_engine_hung(stub: StubServer) ->
     async def run() -> None:
         async with proxy(stub.url, params=queue(engine_silence_s=0.4)) as p:
             told: list[str] = []
-            p.driver.on_engine_hung = lambda name, reason: told.append(reason)
+            p.driver.engines.on_hung = lambda name, reason: told.append(reason)
             stub.configure(stall_after_tokens=2, hangup_busy_s=60.0)
             sending = asyncio.create_task(p.client.post(CHAT, json=chat(stream=True)))
             await wait_until_async(lambda: p.journal.actions(Dispatch))
