@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from policies import order
@@ -28,7 +29,7 @@ _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds wha
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Where a prompt's tokens were held when it was placed, see :class:`proxy.events.Dispatch`."""
+    """Where a prompt's tokens were held when it was placed, see :class:`proxy.actions.Dispatch`."""
 
     here: int = 0
     tail: int = 0
@@ -283,3 +284,8 @@ class Profile:
             return None
         used = sum(pool_need(r.request, self.params) for r in self.running.values())
         return max(0, pool - used)
+
+
+def profile_of(engine: str, profiles: Iterable[Profile]) -> Profile | None:
+    """Whose engine it is; None: it is not ready."""
+    return next((profile for profile in profiles if engine in profile.engines), None)

@@ -20,7 +20,7 @@ _HOME_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION)
 
 
 class Story(NamedTuple):
-    """Fields of :class:`proxy.events.Dispatch`."""
+    """Fields of :class:`proxy.actions.Dispatch`."""
 
     regret: tuple[Loss, ...]
     promoted: Promotion | None

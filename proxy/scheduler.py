@@ -4,10 +4,6 @@
 simulator and a replayed journal run the very same object. After every event that may change an
 answer it walks the waiting requests in the order of who goes first and dispatches what the rules
 place, one at a time, each decision seeing the effect of the one before.
-
-A slot is pinned only when it was *shown* idle: by the final event of its last request, or by a
-``/slots`` reply that was asked for after the request ended in any other way. The engine does not
-protect itself here: a request pinned to a busy slot can load another conversation into it.
 """
 
 from __future__ import annotations
@@ -17,15 +13,14 @@ from collections.abc import Mapping
 from policies.params import Cost, Params
 from policies.park import Park
 from policies.types import Request, SlotId
-from proxy.actions import Action, AskSlots, Mismatch, Refuse, WakeAt
-from proxy.book import Profile
+from proxy.actions import Action, Refuse, WakeAt
+from proxy.book import Profile, profile_of
 from proxy.deciding import Deciding
 from proxy.events import (
     EngineLoading,
     EngineLost,
     EngineReady,
     Event,
-    Failure,
     MemorySampled,
     ProfileUnloaded,
     ReclaimEnded,
@@ -34,13 +29,13 @@ from proxy.events import (
     RequestFailed,
     RequestFinished,
     RequestProgressed,
-    SlotReport,
     SlotsReported,
     Tick,
 )
 from proxy.memory_gate import MemoryGate, MemoryRules
-from proxy.mirror import SlotMirror, SlotState
-from proxy.running import Engine, Running
+from proxy.mirror import SlotMirror
+from proxy.reports import Reports
+from proxy.running import Engine
 from proxy.standing import Standing, standing
 from proxy.status import SlotStatus, Waiting, profile_json, slot_statuses, waiting
 
@@ -58,6 +53,7 @@ class Scheduler:
         self._profiles = {name: Profile(name, p) for name, p in params.items()}
         self.memory = MemoryGate(memory)
         self._deciding = Deciding(self._profiles, self.memory)
+        self._reports = Reports(self._profiles, self.memory)
         self._wake: float | None = None
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -74,17 +70,17 @@ class Scheduler:
         """Change the state; returns the profiles in which somebody may go on now."""
         match event:
             case RequestProgressed():
-                return self._progressed(event, now)
+                return self._reports.progressed(event, now)
             case RequestArrived():
                 return self._arrived(event, now, out)
             case RequestCancelled():
                 return [p for p in self._profiles.values() if p.drop_waiter(event.id, now)]
             case RequestFinished():
-                return self._finished(event, now, out)
+                return self._reports.finished(event, now, out)
             case RequestFailed():
-                return self._failed(event, now, out)
+                return self._reports.failed(event, now, out)
             case SlotsReported():
-                return self._reported(event, now, out)
+                return self._reports.slots(event, now, out)
             case EngineReady():
                 return self._ready(event, now)
             case EngineLost():
@@ -138,131 +134,12 @@ class Scheduler:
         return [profile]
 
     def _lost(self, event: EngineLost) -> list[Profile]:
-        profile = self._profile_of(event.engine)
+        profile = profile_of(event.engine, self._profiles.values())
         if profile is None:
             return []
         profile.drop_engine(event.engine)
         self.memory.reserves.engine_lost(event.engine)
         return [profile]
-
-    def _progressed(self, event: RequestProgressed, now: float) -> list[Profile]:
-        """Only the end of a prompt changes what others may do."""
-        self.memory.reserves.progressed(event.id, event.processed)
-        for profile in self._profiles.values():
-            running = profile.running.get(event.id)
-            if running is None:
-                continue
-            if running.mirror and self._current(running.engine):
-                running.mirror.progressed(event.processed, event.cached)
-            if not running.read and event.processed >= len(running.request.tokens):
-                profile.was_read(running, now)
-                return [profile]
-        return []
-
-    def _finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
-        self.memory.reserves.ended(event.id, answered=True)
-        profile, running = self._ended(event, now)
-        if profile is None or running is None:
-            return []
-        n, cached = len(running.request.tokens), event.cached_tokens
-        profile.serve(running, cached, event.completion_tokens or 0, now)
-        mirror, engine = running.mirror, running.engine
-        if mirror is None or not self._current(engine):
-            return [profile]
-        if cached is not None:
-            mirror.reused(cached)
-        mirror.commit(event.prompt_tokens, event.completion_tokens, now, profile.calls(event))
-        if event.id_slot is not None and event.id_slot != mirror.id.id_slot:
-            said = f"pinned to slot {mirror.id.id_slot}, the engine used slot {event.id_slot}"
-            out.append(Mismatch(mirror.id, event.id, said))
-            self._distrust(engine, now)
-            out.append(AskSlots(engine.name))
-        elif event.prompt_tokens is not None and event.prompt_tokens != n:
-            said = f"counted {n} prompt tokens, the engine {event.prompt_tokens}"
-            out.append(Mismatch(mirror.id, event.id, said))
-        elif self._reused_too_little(profile, running, event.cached_tokens):
-            if running.before is not None:
-                engine.replace_park(())  # it does not have what it was believed to have
-            out.append(AskSlots(engine.name))  # did it run where it was sent?
-        return [profile]
-
-    def _failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
-        self.memory.reserves.ended(event.id, answered=False)
-        profile, running = self._ended(event, now)
-        if profile is None or running is None:
-            return []
-        profile.serve(running, len(running.request.tokens), event.generated, now)
-        mirror, engine = running.mirror, running.engine
-        if mirror is None or not self._current(engine):
-            return [profile]
-        if not event.started:
-            mirror.never_sent(now)
-            if running.before is not None:
-                engine.replace_park(running.before.states)
-            return [profile]
-        if event.failure is Failure.REFUSED:
-            mirror.refused(now)
-        else:
-            mirror.abort(event.generated, now)
-        if event.failure is Failure.ENGINE_ERROR:
-            mirror.forget()  # a failed decode empties the slots it touched
-        out.append(AskSlots(engine.name))
-        return [profile]
-
-    def _reported(self, event: SlotsReported, now: float, out: list[Action]) -> list[Profile]:
-        profile = self._profile_of(event.engine)
-        if profile is None:
-            return []
-        engine = profile.engines[event.engine]
-        for report in event.slots:
-            if 0 <= report.id_slot < len(engine.mirrors) and engine.pins:
-                mirror = engine.mirrors[report.id_slot]
-                if self.memory.is_emptying(mirror.id):
-                    continue
-                # A reply that was asked for earlier says nothing about what came since.
-                if mirror.state is not SlotState.RUNNING and event.asked_at > mirror.since:
-                    self._reconcile(mirror, report, now, out)
-        if any(m.state is SlotState.UNPROVEN for m in engine.mirrors):
-            out.append(AskSlots(engine.name))
-        return [profile]
-
-    def _reconcile(
-        self, mirror: SlotMirror, report: SlotReport, now: float, out: list[Action]
-    ) -> None:
-        if report.busy:
-            if mirror.state is SlotState.IDLE:
-                out.append(Mismatch(mirror.id, "", "busy with a request that is not ours"))
-                mirror.suspect(now)
-        elif not mirror.shown_idle(report.n_tokens, now):
-            said = f"holds {report.n_tokens or 0} tokens, fewer than was believed"
-            out.append(Mismatch(mirror.id, "", said))
-
-    def _profile_of(self, engine: str) -> Profile | None:
-        return next((p for p in self._profiles.values() if engine in p.engines), None)
-
-    def _ended(
-        self, event: RequestFinished | RequestFailed, now: float
-    ) -> tuple[Profile | None, Running | None]:
-        told = event if isinstance(event, RequestFinished) else None
-        for profile in self._profiles.values():
-            running = profile.running.get(event.id)
-            if running is not None:
-                profile.end(running, told, now)
-                return profile, running
-        return None, None
-
-    def _current(self, engine: Engine) -> bool:
-        """Whether this is the engine's present life, not one that ended."""
-        return self._profiles[engine.profile].engines.get(engine.name) is engine
-
-    def _distrust(self, engine: Engine, now: float) -> None:
-        """The engine runs requests where it likes: nothing idle is known any more."""
-        for mirror in engine.mirrors:
-            if mirror.state is not SlotState.RUNNING:
-                mirror.suspect(now)
-
-    def _reused_too_little(self, profile: Profile, running: Running, cached: int | None) -> bool:
-        return cached is not None and cached < running.expected - profile.params.home.chunk_tokens
 
     # ------------------------------------------------------------ timers
 

@@ -23,7 +23,7 @@ PURE = (
     *("book", "placement", "holds", "deciding", "standing", "status", "scheduler", "sse"),
     *("sections", "shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain", "last_hour", "words"),
-    *("reserves", "reclaiming", "memory_gate"),
+    *("reserves", "reclaiming", "memory_gate", "reports"),
 )
 POLICIES = ("policies", "policies.*")
 PURE_FILES = tuple(f"proxy/{name}.py" for name in PURE)
