@@ -1,4 +1,4 @@
-"""The names, labels and meaning of every series on ``/metrics``; what feeds them is in metrics.py.
+"""The names, labels and meaning of every series on ``/metrics``; ``metrics`` feeds them.
 
 Dashboards and alerts live by these names: they are fixed. A llama-server process is an ``engine``
 here, since Prometheus keeps ``instance`` for the target it scrapes.
