@@ -10,10 +10,11 @@ import psutil
 from bench import engines
 from tests.support import Process, wait_until
 
-# a benchmark in the midst of its work; argv: the server's script
+# a benchmark in the midst of its work; argv: the server's script, its port, where it may leave things
 BENCHMARK = """
-import sys, time
+import sys, tempfile, time
 from bench import engines
+tempfile.tempdir = sys.argv.pop()
 with engines.running([sys.executable, *sys.argv[1:]], int(sys.argv[2])) as server:
     print("measures", server.pid, flush=True)
     time.sleep(60)
@@ -31,7 +32,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
 def test_a_server_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(SERVER)
-    with Process([sys.executable, "-c", BENCHMARK, script, str(engines.free_port())]) as benchmark:
+    command = [sys.executable, "-c", BENCHMARK, script, str(engines.free_port()), tmp_path]
+    with Process(command) as benchmark:
         server = psutil.Process(int(benchmark.wait_for_line("measures ")))
         assert server.is_running()
         benchmark.popen.kill()
