@@ -10,7 +10,7 @@ import psutil
 from bench import engines
 from tests.support import Process, wait_until
 
-# a benchmark in the midst of its work; argv: the server's script, its port, where it may leave things
+# a benchmark in the midst of its work; argv: the server's script, its port, a temporary folder
 BENCHMARK = """
 import sys, tempfile, time
 from bench import engines
@@ -32,8 +32,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
 def test_a_server_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(SERVER)
-    command = [sys.executable, "-c", BENCHMARK, script, str(engines.free_port()), tmp_path]
-    with Process(command) as benchmark:
+    command = [sys.executable, "-c", BENCHMARK, str(script), str(engines.free_port())]
+    with Process([*command, str(tmp_path)]) as benchmark:
         server = psutil.Process(int(benchmark.wait_for_line("measures ")))
         assert server.is_running()
         benchmark.popen.kill()
