@@ -1,4 +1,5 @@
-"""What nobody waits for, done in the loop's next turn: behind a request that is sent on its way."""
+"""What nobody waits for, done a little later: behind a request that is sent on its way, and behind
+the first token of an engine that answers at once."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+
+LATER_S = 0.005
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +24,7 @@ class Afterwards:
         if len(self._jobs) > 1:
             return
         try:
-            asyncio.get_running_loop().call_soon(self.catch_up)
+            asyncio.get_running_loop().call_later(LATER_S, self.catch_up)
         except RuntimeError:
             self.catch_up()
 

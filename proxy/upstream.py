@@ -23,6 +23,7 @@ import httptools
 
 from proxy.dial import Address, Spare, address_of, send_at_once
 from proxy.errors import EngineUnreachableError, UpstreamError
+from proxy.local_transport import LocalTransport
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_BUFFERED_BYTES = 256 * 1024
@@ -126,8 +127,6 @@ class UpstreamStream(asyncio.Protocol):
         self._broken: str | None = None  # why nothing more will come
         self._closed = False
         self._sent = False
-        self._rest = b""  # of a request whose begin was sent before the loop had the connection
-        self._joining: asyncio.Task[object] | None = None
         self._lingering = set() if lingering is None else lingering
         self._gone: asyncio.Future[None] | None = None
 
@@ -140,19 +139,9 @@ class UpstreamStream(asyncio.Protocol):
         self._transport.writelines((head, content))
 
     def join(self, connection: socket.socket, rest: bytes) -> None:
-        """Take over a connection on which a request was sent, all but ``rest``. Nobody waits for
-        that, so nobody's cancellation can lose it: :meth:`close` before its end works as after."""
-        self._sent, self._rest = True, rest
-        loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: self, sock=connection)
-        self._joining = loop.create_task(opening)
-
-        def joined(joining: asyncio.Task[object]) -> None:
-            if joining.cancelled() or joining.exception() is not None:
-                connection.close()
-                self.connection_lost(OSError("the loop did not take the connection"))
-
-        self._joining.add_done_callback(joined)
+        """Take over a connection on which a request was sent, all but ``rest``."""
+        self._sent = True
+        LocalTransport(connection, self, rest)
 
     async def opened(self) -> None:
         """Wait for the head."""
@@ -193,31 +182,21 @@ class UpstreamStream(asyncio.Protocol):
 
     def close(self) -> None:
         """Tell the engine that nobody listens any more. May be called twice."""
-        again, self._closed = self._closed, True
-        if again:
-            return
-        if self._transport is not None:
-            self._let_go(self._transport)
-        elif self._sent:
-            self._linger()
-
-    def _let_go(self, transport: asyncio.Transport) -> None:
-        if transport.is_closing():
+        transport, again = self._transport, self._closed
+        self._closed = True
+        if transport is None or again or transport.is_closing():
             return
         if self._complete or not self._sent or not transport.can_write_eof():
             transport.abort()
             return
-        self._linger()
+        loop = asyncio.get_running_loop()
+        self._gone = loop.create_future()
+        self._lingering.add(self)
         self._parts.clear()
         if self._paused:
             transport.resume_reading()  # or the engine's end would not be read
         transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
-
-    def _linger(self) -> None:
-        if self._gone is None:
-            self._gone = asyncio.get_running_loop().create_future()
-            self._lingering.add(self)
+        loop.call_later(LINGER_S, transport.abort)
 
     async def gone(self) -> None:
         """Wait until the engine has ended its half as well, :data:`LINGER_S` at most."""
@@ -239,11 +218,8 @@ class UpstreamStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
-        if self._rest:
-            self._transport.write(self._rest)
-            self._rest = b""
         if self._closed:
-            self._let_go(self._transport)
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self.touched = True

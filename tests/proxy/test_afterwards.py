@@ -1,4 +1,4 @@
-"""Jobs behind the turn: in order, each done once, whatever one of them raises."""
+"""Jobs done later: in order, each done once, whatever one of them raises."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from proxy.afterwards import Afterwards
+from tests.support import wait_until_async
 
 
-def test_jobs_are_done_in_order_in_the_next_turn_or_when_somebody_looks(
+def test_jobs_are_done_in_order_a_little_later_or_when_somebody_looks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     done: list[int] = []
@@ -23,11 +24,9 @@ def test_jobs_are_done_in_order_in_the_next_turn_or_when_somebody_looks(
         jobs.add(failing)
         jobs.add(lambda: done.append(2))
         assert done == []
-        await asyncio.sleep(0)
-        assert done == [1, 2]
+        await wait_until_async(lambda: done == [1, 2])
         jobs.add(lambda: done.append(3))
         jobs.catch_up()
-        await asyncio.sleep(0)
         assert done == [1, 2, 3]
 
     asyncio.run(work())
