@@ -14,7 +14,7 @@ from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
 from policies.prefix import lcp
-from policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
+from policies.types import Match, Reason, Request, SlotView, WaitingView
 from policies.working_set import WorkingSet
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
@@ -55,7 +55,6 @@ class Profile:
     cap_stopped: bool = False  # new conversations wait
     learned: LearnedCost = field(init=False)
     keeping: Keeping = field(init=False)
-    _views: dict[SlotId, SlotView] = field(default_factory=dict)  # of the last decision
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
@@ -95,7 +94,6 @@ class Profile:
         self._engines_changed()
 
     def _engines_changed(self) -> None:
-        self._views.clear()
         self.mirrors = [m for e in self.engines.values() if e.pins for m in e.mirrors]
         for waiter in self.waiters.values():
             waiter.restart(self.mirrors)
@@ -220,10 +218,7 @@ class Profile:
         views = []
         for mirror in self.mirrors:
             content, request = mirror.content, mirror.request
-            view = self._views.get(mirror.id)
-            # Nearly all slots are as they were at the last decision: only time has passed.
-            if view is None or not mirror.looks_like(view):
-                view = self._views[mirror.id] = mirror.view()
+            view = mirror.view()
             view.idle_s = max(0.0, now - content.last_used)
             view.gap_s = tools_gap_s if content.calling else others_gap_s
             view.kept = False

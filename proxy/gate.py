@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hmac
 import logging
-import secrets
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import lanes_page
@@ -20,6 +19,7 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset(("/health", "/v1/health", "/health/ready", *lanes_page.PATHS))
 _CALLER = "slotwise.caller"
+_REQUEST_ID = b"x-slotwise-request-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req-{secrets.token_hex(8)}"
+        request_id = f"req-{os.urandom(8).hex()}"
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["X-Slotwise-Request-Id"] = request_id
+                message["headers"] = [*message["headers"], (_REQUEST_ID, request_id.encode())]
             await send(message)
 
         try:

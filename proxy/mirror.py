@@ -35,6 +35,7 @@ class SlotMirror:
     since: float = 0.0  # when it entered this state
     request: Request | None = None  # at work here
     _before: State = field(default_factory=State)
+    _view: SlotView | None = field(default=None, repr=False, compare=False)
 
     @property
     def resident(self) -> int:
@@ -42,25 +43,25 @@ class SlotMirror:
         return self.content.held + self.content.tail
 
     def view(self) -> SlotView:
-        """As the rules see it; what time changes is set at each decision."""
-        content = self.content
-        return SlotView(
-            id=self.id,
-            window=self.window,
-            idle=self.state is SlotState.IDLE,
-            view_len=content.view.length,
-            held=content.held,
-            tail=content.tail,
-            guest=content.guest,
-            turns=content.turns,
-            idle_s=0.0,
-            calling=content.calling,
-            state=content,
-        )
-
-    def looks_like(self, view: SlotView) -> bool:
-        """Whether nothing but time has passed since this view of it."""
-        return view.state is self.content and view.idle is (self.state is SlotState.IDLE)
+        """As the rules see it; what time changes is set at each decision. Made anew only where
+        more than that changed: nearly all slots are as they were."""
+        content, is_idle = self.content, self.state is SlotState.IDLE
+        view = self._view
+        if view is None or view.state is not content or view.idle is not is_idle:
+            view = self._view = SlotView(
+                id=self.id,
+                window=self.window,
+                idle=is_idle,
+                view_len=content.view.length,
+                held=content.held,
+                tail=content.tail,
+                guest=content.guest,
+                turns=content.turns,
+                idle_s=0.0,
+                calling=content.calling,
+                state=content,
+            )
+        return view
 
     def begin(
         self, request: Request, rule: Rule, match: Match, now: float, loaded: State | None = None

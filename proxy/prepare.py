@@ -24,6 +24,7 @@ OFF_LOOP_BYTES = 1024 * 1024
 """A body longer than this is parsed in a thread, so that other streams keep flowing."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
+_CONTENT = (str, list, type(None))  # of a message
 _SHOWN_CHARS = 60
 _INT_LIMIT = 2**31  # the engine's own
 _MAX_DEPTH = 200  # of lists and objects in each other; what writes the body again stops at 254
@@ -168,16 +169,27 @@ def _check_prompt(kind: Kind, body: Mapping[str, Any]) -> None:
         got = "an empty list" if messages == [] else _kind(messages)
         raise bad("messages", f"messages: expected a list of messages, got {got}")
     for i, message in enumerate(messages):
-        where = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise bad(where, f"{where}: expected an object, got {_kind(message)}")
-        if not isinstance(message.get("role"), str):
-            role = _kind(message.get("role"))
-            raise bad(f"{where}.role", f"{where}.role: expected a string, got {role}")
-        if not isinstance(message.get("content"), str | list | None):
-            content = _kind(message["content"])
-            message_text = f"{where}.content: expected a string or a list of parts, got {content}"
-            raise bad(f"{where}.content", message_text)
+        if not _is_message(message):
+            raise _no_message(f"messages[{i}]", message)
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), _CONTENT)
+    )
+
+
+def _no_message(where: str, message: Any) -> ProxyError:
+    if not isinstance(message, dict):
+        return bad(where, f"{where}: expected an object, got {_kind(message)}")
+    if not isinstance(message.get("role"), str):
+        role = _kind(message.get("role"))
+        return bad(f"{where}.role", f"{where}.role: expected a string, got {role}")
+    content = _kind(message["content"])
+    text = f"{where}.content: expected a string or a list of parts, got {content}"
+    return bad(f"{where}.content", text)
 
 
 def _switch(body: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -25,6 +25,9 @@ _T = TypeVar("_T")
 _EVENT_END = re.compile(rb"\n\r?\n")
 _GENERATED = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
 _TEXT = b'"content":"'  # as llama-server writes it
+_PROGRESS = re.compile(  # as llama-server writes it
+    rb'"prompt_progress":\{"total":(\d{1,9}),"cache":(\d{1,9}),"processed":(\d{1,9}),"time_ms":\d+\}'
+)
 _WORTH_PARSING = re.compile(
     rb'"(?:timings"|usage"|error"|prompt_progress"|__verbose"'
     rb'|finish_reason":"'  # on the way it is null
@@ -179,6 +182,10 @@ class SseReader:
             self.seen.started = self.seen.done = True
             return
         parsed = None
+        told = _PROGRESS.search(data) if not self.seen.started else None
+        if told is not None:
+            self.seen.progress = Progress(int(told[1]), int(told[2]), int(told[3]))
+            return
         if _WORTH_PARSING.search(data):
             parsed = _parse(data)
             if parsed is not None:
