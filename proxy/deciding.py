@@ -88,10 +88,14 @@ class Deciding:
         parks: Mapping[str, Park],
         now: float,
     ) -> list[Waiter]:
+        waiters = list(profile.waiters.values())
+        for waiter in waiters:
+            waiter.compare(profile.mirrors, parks, epoch, profile.params)
+        if len(waiters) == 1:
+            return waiters  # nobody stands before or behind it
         ranked = []
         overdue = profile.weigh(now)
-        for waiter in profile.waiters.values():
-            waiter.compare(profile.mirrors, parks, epoch, profile.params)
+        for waiter in waiters:
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(view, slots, profile.params)
             rank = order.rank(view, is_guest, now - view.arrived, profile.params, overdue)
