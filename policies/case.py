@@ -18,7 +18,7 @@ from policies.cost import prefill_s
 from policies.params import Params
 from policies.park import Park, State
 from policies.pauses import Pauses
-from policies.types import Parked, Request, SlotView, WaitingView
+from policies.types import Parked, Request, SlotId, SlotView, WaitingView
 
 
 @dataclass(slots=True)
@@ -38,8 +38,11 @@ class View:
     resting: list[int] = field(init=False)  # indices of the idle slots
     open: bool = field(init=False)  # each slot could be had
     _saved: dict[int, tuple[State, ...]] = field(default_factory=dict)
+    _reading: list[SlotView] = field(init=False)
 
     def __post_init__(self) -> None:
+        counts = self.params.affinity.slot_order
+        self._reading = [s for s in self.slots if s.read_left_s > 0] if counts else []
         windows = {s.window for s in self.slots}
         self.largest = max(windows, default=0)
         self.alike = [True] * len(self.slots) if len(windows) == 1 else None
@@ -61,6 +64,21 @@ class View:
             slot = self.slots[index]
             self._saved[index] = self.parks[slot.id.engine].room_for(slot.state)[1]
         return self._saved[index]
+
+    def behind_s(self, id: SlotId) -> float:
+        """Seconds that a prompt in this slot waits for those in lower ones: the engine fills its
+        batches in the order of slots."""
+        return sum(
+            slot.read_left_s
+            for slot in self._reading
+            if slot.id.engine == id.engine and slot.id.id_slot < id.id_slot
+        )
+
+    def before(self, id: SlotId) -> int:
+        """How many prompts are being read that would wait for one in this slot."""
+        return sum(
+            slot.id.engine == id.engine and slot.id.id_slot > id.id_slot for slot in self._reading
+        )
 
     def loss_of_s(self, state: State) -> float:
         """Seconds that are lost, as far as may be expected, with a state that nobody has again."""
@@ -114,6 +132,10 @@ class Case:
 
     def own_s(self, index: int) -> float:
         """Seconds until the prompt is read on that slot, whatever is destroyed there."""
+        return self.view.behind_s(self.view.slots[index].id) + self.read_s(index)
+
+    def read_s(self, index: int) -> float:
+        """Seconds that reading the prompt on that slot takes by itself."""
         params, n = self.view.params, self.waiting.request.tokens.length
         here = reuse(self.waiting.request, self.view.slots[index], self.waiting.matches[index])
         parked = self._parked(index, here) if self.waiting.parked else None
@@ -143,7 +165,10 @@ class Case:
 
     def cost_s(self, index: int) -> float:
         """Seconds this request costs on that slot: its own and the expected loss."""
-        return self.own_s(index) + self.view.params.affinity.destruction * self.loss_s(index)
+        view, read_s = self.view, self.read_s(index)
+        id = view.slots[index].id
+        waits_s = view.behind_s(id) + read_s * view.before(id)
+        return read_s + waits_s + view.params.affinity.destruction * self.loss_s(index)
 
     def _parked(self, index: int, here: int) -> Parked | None:
         """What the RAM cache would bring into that slot. None: nothing better than it has."""

@@ -36,18 +36,22 @@ def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) ->
     return not any(is_live(s, params.affinity) for s in shares)
 
 
-def seat(slots: Sequence[SlotView], candidates: Sequence[int], params: Params) -> int | None:
-    """The candidate whose loss nobody will feel; the lowest id among equals. None: there is none.
+def seat(
+    slots: Sequence[SlotView], candidates: Sequence[int], behind_s: Sequence[float], params: Params
+) -> int | None:
+    """The candidate whose loss nobody will feel, where it starts soonest; the lowest id among
+    equals. None: there is none.
 
-    Low ids, because the engine fills a batch in slot order: a short prompt in a low slot starts
-    beside a long prefill instead of after it.
+    ``behind_s``: seconds it would wait in each slot for what is read in lower ones. And low ids,
+    because the engine fills a batch in slot order: a short prompt in a low slot starts beside a
+    long prefill that comes later instead of after it.
     """
     ranked = [
-        (rank, slots[i].id.id_slot, i)
+        (behind_s[i], rank, slots[i].id.id_slot, i)
         for i in candidates
         if (rank := _rank(slots[i], params)) is not None
     ]
-    return min(ranked)[2] if ranked else None
+    return min(ranked)[3] if ranked else None
 
 
 def _rank(slot: SlotView, params: Params) -> int | None:

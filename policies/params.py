@@ -82,6 +82,7 @@ class Affinity:
     return_power: float = _knob(2, "exponent", 0.1, 10, "how fast they fall after that")
     horizon_s: float = _knob(300, "s", 0, 864000, "a return later than this is no loss")
     learn_gap: bool = _switch("off: the typical pauses stay as given")
+    slot_order: bool = _switch("off: what is read in other slots counts for nothing")
     protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")
     live_s: float = _knob(60, "s", 0, 86400, "how long a single turn counts as live")
     expire_s: float = _knob(1800, "s", 1, 864000, "a conversation idle this long has ended")

@@ -138,6 +138,7 @@ class SlotView:
     state: State = NOTHING
     kept: bool = False  # held for its owner's next turn
     run_left_s: float = 0.0  # of the request at work here, estimated
+    read_left_s: float = 0.0  # of its prompt
     running_key: str | None = None  # who asked for it
 
     @property

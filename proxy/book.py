@@ -223,6 +223,7 @@ class Profile:
             view.gap_s = tools_gap_s if content.calling else others_gap_s
             view.kept = False
             view.run_left_s = self._run_left_s(request, now) if request else 0.0
+            view.read_left_s = self._read_left_s(request, now) if request else 0.0
             view.running_key = request.key if request else None
             views.append(view)
         knobs = self.params.keep
@@ -247,6 +248,11 @@ class Profile:
             len(self.running),
         )
         return max(0.0, whole_s - (now - running.started))
+
+    def _read_left_s(self, request: Request, now: float) -> float:
+        """What is left of a running request's prompt, by the cost model."""
+        running = self.running[request.id]
+        return 0.0 if running.read else max(0.0, running.read_at(self.params.cost) - now)
 
     def held_for(
         self, request: Request, matches: list[Match], slot: int, swap: Swap | None

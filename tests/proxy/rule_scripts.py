@@ -127,6 +127,11 @@ def sharing_a_head() -> list[Step]:
     ]
 
 
+def beside_a_long_prompt() -> list[Step]:
+    """Only the slot in the middle is large enough for x; n fits on both sides of it."""
+    return [(0, turn("x", "x", 50_000)), (1, turn("n", "n", 2500))]
+
+
 def before_a_small_window() -> list[Step]:
     return [(0, turn("a", "x", 3500, max_tokens=1000))]
 

@@ -72,6 +72,13 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
         ["n>0/affinity"],
     ),
     "affinity.learn_gap": (does.after_quick_turns, CALM, TWO, ["n>0/affinity"], ["n>1/affinity"]),
+    "affinity.slot_order": (
+        does.beside_a_long_prompt,
+        CALM,
+        (5000, 100_000, 5000),
+        ["n>0/new"],
+        ["n>2/new"],
+    ),
     "affinity.protect_live": (does.sharing_a_head, CALM, TWO, ["n>0/new"], ["n>1/affinity"]),
     "window.enabled": (does.before_a_small_window, CALM, SMALL_LAST, ["a>0/new"], ["a>1/new"]),
     "window.cut_max_tokens": (does.asking_for_too_much, CALM, ONE, ["a>0/new 96436"], ["a>0/new"]),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.types import SIDE_JOB
 from proxy.events import RequestArrived
 from tests.proxy.script import (
     arrived,
@@ -13,6 +14,7 @@ from tests.proxy.script import (
     finished,
     in_session,
     next_wake,
+    of,
     resident,
     scheduler,
     serve,
@@ -144,3 +146,20 @@ def test_the_guest_rule_can_be_switched_off() -> None:
     s = scheduler(slots=1, guest={"enabled": False})
     resident(s, "a", 0)
     assert dispatches(s.handle(title("t"), 1)) == [("t", 0, "affinity")]
+
+
+@pytest.mark.parametrize(("by_order", "slot"), [(True, 0), (False, 2)])
+def test_a_guest_takes_no_slot_in_which_it_would_wait_for_a_long_prompt(
+    by_order: bool, slot: int
+) -> None:
+    """A batch is filled in the order of slots: a short prompt in a higher one comes last."""
+    s = scheduler(
+        slots=3,
+        window=(5000, 100_000, 5000),
+        affinity={"slot_order": by_order},
+        order={"background": False},
+    )
+    serve(s, of(title("t1"), kind=SIDE_JOB), 0)  # in slot 0
+    s.handle(arrived("x", text(("x", 50_000))), 1)  # is read in slot 1: no other is large enough
+    job = of(title("t2"), kind=SIDE_JOB)
+    assert dispatches(s.handle(job, 2)) == [("t2", slot, "guest")]
