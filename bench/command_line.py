@@ -48,7 +48,7 @@ def mapping(text: str) -> dict[str, Any]:
     """A YAML mapping; nothing is an empty one."""
     try:
         given = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         given = text
     if not isinstance(given, dict | None):
         raise argparse.ArgumentTypeError(
@@ -70,6 +70,6 @@ def seconds(text: str) -> float:
 
 def port(text: str) -> int:
     """A port; 0 is one of the system's."""
-    if text.isascii() and text.isdecimal() and int(text[:9]) <= HIGHEST_PORT:
+    if text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) <= HIGHEST_PORT:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected 0 to {HIGHEST_PORT}, got {text[:20]!r}")

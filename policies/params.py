@@ -220,7 +220,9 @@ def _fault(knob: Any, value: Any) -> str | None:
         return None if isinstance(value, bool) else f"expected true or false, got {value!r}"
     whole = isinstance(knob.default, int) and knob.metadata["unit"] in ("tokens", "requests")
     allowed = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+    is_number = isinstance(value, allowed) and not isinstance(value, bool)
+    # A whole number may be too large to be asked whether it is finite.
+    if not is_number or (isinstance(value, float) and not math.isfinite(value)):
         return f"expected a {'whole ' if whole else ''}number, got {value!r}"
     low, high = knob.metadata["low"], knob.metadata["high"]
     if not low <= value <= high:

@@ -46,6 +46,14 @@ def test_not_a_number_is_no_number() -> None:
     assert faults == ["policy.home.patience_min_s: expected a number, got nan"]
 
 
+def test_a_number_of_four_hundred_digits_is_outside_the_bounds() -> None:
+    _, (fault, other) = from_mapping(
+        {"queue": {"max_running": 10**400}, "keep": {"worth": -(10**400)}}
+    )
+    assert fault.startswith("policy.queue.max_running: expected 1 to 256 requests, got 1000")
+    assert other.startswith("policy.keep.worth: expected 0 to 1e+06 s/s, got -1000")
+
+
 def test_every_knob_has_a_unit_a_reason_and_a_default_within_its_bounds() -> None:
     for section in fields(Params):
         for knob in fields(section.default_factory):  # type: ignore[arg-type]

@@ -1,0 +1,50 @@
+"""What a measurement's option takes, and what it says of all else."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bench.command_line import count, counts, mapping, pairs, port, seconds
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (port, "0", 0),
+        (port, "65535", 65535),
+        (count, "7", 7),
+        (counts, "1,20", [1, 20]),
+        (pairs, "8/4,4/4", [(8, 4), (4, 4)]),
+        (seconds, "0.5", 0.5),
+        (mapping, "", {}),
+        (mapping, "{home: {enabled: false}}", {"home": {"enabled": False}}),
+    ],
+)
+def test_what_is_meant_is_read(read: Callable[[str], Any], text: str, value: Any) -> None:
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (port, "65536"),
+        (port, "000000000199999"),
+        (port, "-1"),
+        (count, "0"),
+        (count, "1" * 5000),
+        (counts, "1,,2"),
+        (pairs, "8/4/2"),
+        (seconds, "nan"),
+        (mapping, "1"),
+        (mapping, "[" * 3000),
+    ],
+)
+def test_anything_else_is_refused_with_what_was_expected(
+    read: Callable[[str], Any], text: str
+) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^expected .*, got "):
+        read(text)
