@@ -142,7 +142,9 @@ class EngineDesk:
 
     async def up(self, engine: str, profile: str, url: str, api_key: str | None) -> bool:
         """An engine listens: ask what it is, then use it. False: it did not answer, or was lost."""
-        self.down(engine, "replaced")
+        before = self.lives.get(engine)
+        if before is not None and before.state != "starting":  # a start that ends well is no loss
+            self.down(engine, "replaced")
         self._count_restart(engine)
         client = EngineClient(url, api_key)
         life = EngineLife(engine, profile, "probing", "asking whether pins hold", client)

@@ -12,6 +12,7 @@ from proxy.driver import Driver
 from proxy.errors import ProxyError
 from proxy.events import EngineReady, Failure, RequestFailed
 from proxy.life import ServedProfile
+from tests.proxy.counted import nonzero
 from tests.proxy.driven import FAST, made, request
 from tests.proxy.shell import Recorder, one_ending_each
 from tests.support import StubServer, wait_until_async
@@ -45,6 +46,32 @@ def test_a_lost_engine_ends_its_requests_and_wakes_who_waits_for_bytes(stub: Stu
         waiter.close()
         one_ending_each(journal)
         assert driver.engines.ready("main") is None
+        await driver.close()
+
+    asyncio.run(run())
+
+
+def test_a_return_counts_once_by_why_the_engine_was_lost_and_a_first_start_not_at_all(
+    stub: StubServer,
+) -> None:
+    async def run() -> None:
+        driver = made(Recorder())
+
+        async def start() -> None:
+            driver.engines.starting("e0", "main", "loading")
+            assert await driver.engines.up("e0", "main", stub.url, None)
+
+        def counted() -> dict[str, float]:
+            return nonzero(driver.metrics, "slotwise_engine_restarts_total")
+
+        await start()
+        assert counted() == {}
+        for _ in range(2):
+            driver.engines.down("e0", "exited", "exit code 139")
+            await start()
+        assert counted() == {"e0/exited": 2}
+        assert await driver.engines.up("e0", "main", stub.url, None)  # another one in its place
+        assert counted() == {"e0/exited": 2, "e0/other": 1}
         await driver.close()
 
     asyncio.run(run())
