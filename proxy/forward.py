@@ -65,10 +65,9 @@ class Forwarding:
                 self._ticket.guarded_by(self._guard)
                 return await self._exchange(dispatch)
         except TimeoutError:
-            if self._ticket.seen is not None and self._ticket.seen.done:
-                await self._reply.end()
-                return _COMPLETE
-            raise self._timed_out() from None
+            if self._ticket.seen is None or not self._ticket.seen.done or self._writing:
+                raise self._timed_out() from None
+            return await self._ended_early()
         except EngineUnreachableError as error:
             raise self._broken(error) from None
         finally:
@@ -137,8 +136,19 @@ class Forwarding:
             if seen.error is None:
                 raise EngineUnreachableError("the engine ended its stream before the answer's end")
             self._ticket.failed(Failure.ENGINE_ERROR)
+        self._writing = True
         await self._reply.end()
+        self._writing = False
         return _COMPLETE if seen.done else _FAILED_INSIDE
+
+    async def _ended_early(self) -> int:
+        """The engine keeps its stream open behind the answer's end: the client's is ended."""
+        try:
+            async with asyncio.timeout(_TAIL_S):
+                await self._reply.end()
+        except TimeoutError:
+            raise ClientGoneError from None  # it does not read
+        return _COMPLETE
 
     async def _pass_on(self, upstream: UpstreamStream, data: bytes) -> None:
         if data:

@@ -119,7 +119,10 @@ def test_streams_closed_at_random_moments_lose_no_slot_no_task_no_file() -> None
         asyncio.run(run())
 
 
-def test_a_client_that_stops_reading_does_not_keep_its_slot(stub: StubServer) -> None:
+@pytest.mark.parametrize("at", ["the first bytes", "the end"])
+def test_a_client_that_stops_reading_keeps_neither_its_slot_nor_a_task(
+    stub: StubServer, at: str
+) -> None:
     """Its connection stands, but it takes nothing: after the silence allowed it counts as gone."""
     body = json.dumps(chat(stream=True)).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
@@ -128,7 +131,8 @@ def test_a_client_that_stops_reading_does_not_keep_its_slot(stub: StubServer) ->
         return messages.pop() if messages else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
-        if message.get("body"):
+        is_end = message.get("more_body") is False
+        if is_end if at == "the end" else message.get("body"):
             await asyncio.Event().wait()
 
     async def run() -> None:
@@ -142,10 +146,10 @@ def test_a_client_that_stops_reading_does_not_keep_its_slot(stub: StubServer) ->
                 "root_path": "",
                 "client": ("127.0.0.1", 1),
             }
-            stub.configure(decode_tps=20.0)
+            stub.configure(decode_tps=20.0 if at == "the first bytes" else 0.0)
             await asyncio.wait_for(create_app(p.driver, {})(scope, receive, send), 10)
-            (failed,) = p.journal.events(RequestFailed)
-            assert failed.failure is Failure.CLIENT_GONE
+            failures = [failed.failure for failed in p.journal.events(RequestFailed)]
+            assert failures == ([Failure.CLIENT_GONE] if at == "the first bytes" else [])
             await p.until_idle()
             assert counted(p, "499") == 1
 
