@@ -59,6 +59,9 @@ class ServerChecks:
     def launched(self, server: LaunchedServer) -> None:
         """What needs several valid fields."""
         ubatch, batch = server.ubatch_size, server.batch_size
+        if batch < server.parallel:  # the engine would abort while it starts
+            expected = f"a token for each slot, at least {server.parallel}"
+            self._fault("batch_size", expected, batch)
         if ubatch is not None and ubatch > batch:
             self._fault("ubatch_size", f"at most batch_size, {batch}", ubatch)
         sliding_window = self.header.sliding_window if self.header else None

@@ -57,8 +57,8 @@ class LaunchedServer(_Section):
         default=32, ge=0, le=1024, description="a number per slot, 0 to 1024"
     )
     swa_full: bool = Field(default=False, description="true or false")
-    batch_size: Whole = Field(
-        default=512, ge=1, le=65536, description="a number of tokens, 1 to 65536"
+    batch_size: Whole = Field(  # the engine begins with two tokens
+        default=512, ge=2, le=65536, description="a number of tokens, 2 to 65536"
     )
     ubatch_size: Whole | None = Field(
         default=None,

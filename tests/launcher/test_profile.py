@@ -69,6 +69,11 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
         ({"ctx_size": 512}, "server.ctx_size: expected at least 256 for each of 4 slots, 1024"),
         ({"ctx_size": 32768}, "server.ctx_size: expected at most 16384, 4096 (the model's own)"),
         ({"ubatch_size": 1024}, "server.ubatch_size: expected at most batch_size, 512, got 1024"),
+        (
+            {"batch_size": 3},
+            "server.batch_size: expected a token for each slot, at least 4, got 3",
+        ),
+        ({"batch_size": 1}, "server.batch_size: expected a number of tokens, 2 to 65536, got 1"),
         ({"windows": [256] * 4}, "server.windows: expected none without kv_unified"),
         ({"kv_unified": True, "windows": [256]}, "server.windows: expected 4 numbers, one a slot"),
         (
