@@ -119,7 +119,7 @@ class Case:
             return 0.0
         knobs = params.keep
         # Nobody else would wait for what the owner has to compute again, on an engine at rest.
-        worth = 1.0 if self.view.at_rest else knobs.worth
+        worth = min(1.0, knobs.worth) if self.view.at_rest else knobs.worth
         longest_s = bound_s(knobs.keep_max_wait_s, self.waiting.request, params)
         longest_s = min(longest_s, worth * self.loss_s(index))
         return min(kept_for_s(slot.gap_s, knobs) - slot.idle_s, longest_s - self.waited_s)

@@ -86,6 +86,14 @@ def test_before_an_engine_at_rest_nobody_waits_longer_than_the_loss_takes() -> N
     assert [id for id, _, _ in dispatches(tick(s, 3.5))] == ["b1"]
 
 
+def test_what_is_worth_nothing_is_not_waited_for_before_an_engine_at_rest_either() -> None:
+    off = {"enabled": False}
+    s = scheduler(slots=1, guest=off, cap=off, keep=KEEPING | {"worth": 0})
+    serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
+    actions = s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
+    assert [id for id, _, _ in dispatches(actions)] == ["b1"]
+
+
 def answered_with_tools(id: str) -> RequestFinished:
     return replace(finished(id), tool_calls=True)
 
