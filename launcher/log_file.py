@@ -16,6 +16,7 @@ from typing import BinaryIO
 MAX_BYTES = 8 * 2**20
 MAX_LINE_BYTES = 8192
 _CUT = b" ... (line cut)\n"
+_RECENT_LINES = 400  # a debugger's backtrace may follow an engine's own last words
 
 
 class RotatingLog:
@@ -36,7 +37,7 @@ class RotatingLog:
         self._size = 0
         self._line = bytearray()
         self._cutting = False  # inside a line that is too long: its rest is dropped
-        self._recent: deque[str] = deque(maxlen=20)
+        self._recent: deque[str] = deque(maxlen=_RECENT_LINES)
 
     def __repr__(self) -> str:
         return f"<RotatingLog {self.path} {self._size} bytes>"

@@ -30,6 +30,7 @@ from launcher.states import Life
 
 log = logging.getLogger(__name__)
 _CRASH = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|ggml_\w+: |out of memory|bad_alloc")
+_NEAR_ITS_END = 20  # lines of its log
 STARTING = "starting"  # what is told right before a process is made
 STOP_LIMIT_S = process.TERM_LIMIT_S + process.SECOND_TERM_LIMIT_S + process.KILL_LIMIT_S + 2
 
@@ -278,8 +279,9 @@ def _last_words(child: process.Child, when: str, only: re.Pattern[str] | None = 
     """
     lines = child.log.recent()
     if only is not None:
-        told = [line for line in lines if only.search(line)]
+        told = [line for line in lines[-_NEAR_ITS_END:] if only.search(line)]
     else:
-        told = [line for line in lines if "error" in line.lower() or " E " in line] or lines
+        told = [line for line in lines if _CRASH.search(line)]
+        told = told or [line for line in lines if "error" in line.lower() or " E " in line] or lines
     words = f": {told[-1][:300]}" if told else ""
     return f"{process.describe_exit(child.exit.result())} {when}{words}"

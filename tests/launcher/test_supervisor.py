@@ -143,6 +143,22 @@ def _listener_of_nothing() -> Listener:
     return asyncio.run(make())
 
 
+def test_an_engine_that_aborts_while_it_starts_is_told_by_its_assertion_not_by_the_debugger(
+    tmp_path: Path,
+) -> None:
+    spec = _spec(tmp_path, "exit")
+    trace = [f"#{n}  0x00007fee22311e71 in frame_{n} ()" for n in range(140)]
+    said = ["llama-context.cpp:1: GGML_ASSERT(n > 0) failed", *trace, "Fatal Python error: Aborted"]
+    (tmp_path / "say").write_text("\n".join(said))
+
+    async def scenario(_: Supervisor, heard: Heard) -> None:
+        await heard.until("lost")
+
+    heard = _run(spec, scenario)
+    lost = [text for kind, text in heard.events if kind == "lost"]
+    assert lost[0].endswith("while it started: llama-context.cpp:1: GGML_ASSERT(n > 0) failed")
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
