@@ -101,6 +101,8 @@ def _rows(options: argparse.Namespace) -> tuple[list[dict[str, Any]], _Speed]:
     params = _params(options.profile, options.policy, cost)
     setups = options.grid or [Setup(options.sessions, options.slots, options.park)]
     names = [name for name in options.arms.split(",") if name]
+    if not names:
+        raise ValueError(f"arms: expected at least one, got {options.arms!r}")
     chosen = {setup: _arms(names, setup, params) for setup in setups}
     with_floor = arms.OPTIMUM in names
     speed = _Speed()

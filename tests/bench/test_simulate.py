@@ -37,6 +37,7 @@ def test_a_plot_is_written(tmp_path: Path, ending: str) -> None:
     ("options", "says"),
     [
         (["--arms", "llama.cpp,best"], "'best'"),
+        (["--arms", ","], "at least one, got ','"),
         (["--cost", "no-such"], "evidence, gb10"),
         (["--policy", "{guest: {guest_max_tokens: -1}}"], "policy.guest.guest_max_tokens"),
         (["--policy", "[1]"], "mapping"),
