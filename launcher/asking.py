@@ -45,7 +45,7 @@ def get(args: argparse.Namespace, path: str, query: Mapping[str, str] | None = N
         raise AskError(f"{url} answers {reply.status_code}, and not with JSON") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         told = str(error) or type(error).__name__
-        raise AskError(f"{url} cannot be asked: {told}") from None
+        raise AskError(f"{url} cannot be asked: {told} (--url names another)") from None
     if reply.status_code != httpx.codes.OK:
         raise AskError(f"{url} answers {reply.status_code}: {_reason(body)}")
     if not isinstance(body, dict):

@@ -19,7 +19,7 @@ def of_plan(plan: Plan, growth_bytes: int | None = None) -> list[str]:
     lines.append(_row("at load", plan.computed_load_bytes))
     if plan.measured is not None:
         how = f"measured: {plan.measured.how}, start of {plan.measured.when}"
-        lines.append(_row("at load", plan.load_bytes, how))
+        lines.append(_row("at load, the last time", plan.load_bytes, how))
         if plan.untouched_bytes:
             text = "compute buffers are used in full by the first long prompt"
             lines.append(_row("reserved, not used by then", plan.untouched_bytes, text))

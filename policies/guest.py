@@ -14,6 +14,8 @@ from policies.affinity import is_live
 from policies.params import Params
 from policies.types import SIDE_JOB, SlotView, WaitingView
 
+_LONG_UNUSED = 3  # rank of a conversation that lives, and that nobody asked for lately
+
 
 def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) -> bool:
     """A side job by its kind; else short, small beside the largest resident, and a stranger to
@@ -39,19 +41,19 @@ def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) ->
 def seat(
     slots: Sequence[SlotView], candidates: Sequence[int], behind_s: Sequence[float], params: Params
 ) -> int | None:
-    """The candidate whose loss nobody will feel, where it starts soonest; the lowest id among
-    equals. None: there is none.
+    """The candidate whose loss nobody will feel, where it starts soonest, to the second; the
+    lowest id among equals. None: there is none.
 
     ``behind_s``: seconds it would wait in each slot for what is read in lower ones. And low ids,
     because the engine fills a batch in slot order: a short prompt in a low slot starts beside a
     long prefill that comes later instead of after it.
     """
     ranked = [
-        (behind_s[i], rank, slots[i].id.id_slot, i)
+        (rank == _LONG_UNUSED, int(behind_s[i]), rank, slots[i].id.id_slot, i)
         for i in candidates
         if (rank := _rank(slots[i], params)) is not None
     ]
-    return min(ranked)[3] if ranked else None
+    return min(ranked)[-1] if ranked else None
 
 
 def _rank(slot: SlotView, params: Params) -> int | None:
@@ -61,7 +63,7 @@ def _rank(slot: SlotView, params: Params) -> int | None:
         return 1
     if not is_live(slot, params.affinity):
         return 2
-    return 3 if slot.idle_s >= params.guest.protect_s else None
+    return _LONG_UNUSED if slot.idle_s >= params.guest.protect_s else None
 
 
 def another_ends_in_s(slots: Sequence[SlotView], params: Params) -> float:

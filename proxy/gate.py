@@ -17,7 +17,7 @@ from proxy.reply import Reply
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(("/health", "/v1/health", "/health/ready", *lanes_page.PATHS))
+OPEN_PATHS = frozenset(("/health", "/v1/health", "/health/ready", "/", *lanes_page.PATHS))
 _CALLER = "slotwise.caller"
 _REQUEST_ID = b"x-slotwise-request-id"
 

@@ -50,8 +50,8 @@ PATHS = (ROOT.rstrip("/"), *(ROOT + ("" if name == INDEX else name) for name in 
 
 
 def routes() -> list[BaseRoute]:
-    """One route per file; the path without its last slash leads to the page."""
-    found: list[BaseRoute] = [Route(PATHS[0], _to_page)]
+    """One route per file; the bare address and the path without its last slash lead to the page."""
+    found: list[BaseRoute] = [Route("/", _from_root), Route(PATHS[0], _to_page)]
     for name, path in zip(FILES, PATHS[1:], strict=True):
         found.append(Route(path, _File(_FOLDER / name).get))
     return found
@@ -70,6 +70,11 @@ class _File:
         if request.headers.get("if-none-match") == self._tag:
             return Response(status_code=304, headers=headers)
         return Response(self._body, headers={**headers, "Content-Type": self._type})
+
+
+async def _from_root(request: Request) -> Response:
+    # Not for good: at this address something else may be served tomorrow.
+    return RedirectResponse("slotwise/", status_code=307)
 
 
 async def _to_page(request: Request) -> Response:

@@ -134,7 +134,7 @@ class MemoryWatch:
             await asyncio.sleep(_PARTS_EVERY_S)
 
     def _measure(self) -> None:
-        apart = {engine.pid for engine in self._engines.values()}
+        apart = {engine.pid for engine in list(self._engines.values())}  # the loop may add one
         self._own = family_pss_bytes(os.getpid(), apart)
         for engine in list(self._engines.values()):
             engine.pss = pss_bytes(engine.pid) or {}

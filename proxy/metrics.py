@@ -40,6 +40,15 @@ from proxy.status import SlotStatus, Waiting
 
 _AT_ONCE = 256  # noted, at most; a request has about eight
 P = ParamSpec("P")
+# Events that count whatever is done about them; progress and ticks, the most frequent, do not.
+_COUNTED = (
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RequestFailed,
+    EngineReady,
+    EngineLost,
+)
 _MAX_BUILDS = 16  # an engine that is replaced all day long is not a new series each time
 
 
@@ -84,9 +93,13 @@ class Metrics:
         for one in noted:
             one()
 
-    @_later
     def observe(self, event: Event, actions: Sequence[Action], now: float) -> None:
         """Count one ``handle`` call of the scheduler: what came in, then what went out."""
+        if actions or isinstance(event, _COUNTED):
+            self._observe(event, actions)
+
+    @_later
+    def _observe(self, event: Event, actions: Sequence[Action]) -> None:
         match event:
             case RequestArrived(request=request):
                 self._requests.arrived(request)

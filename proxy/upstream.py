@@ -32,6 +32,10 @@ MAX_BUFFERED_BYTES = 256 * 1024
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Engines speak plain HTTP; without this each client would read the system's certificates anew."""
 
+RACE_S = 0.1
+"""An engine that lets go of a spare in the moment it is used has done so by then. Whoever holds the
+request longer has read it, and a second one would meet the first in its slot."""
+
 LINGER_S = 1.0
 """How long the engine may take to end its half of a connection that was closed here."""
 
@@ -58,10 +62,12 @@ async def post(
     head = _head(address.netloc, path, headers, len(content))
     connection = spare.take() if spare is not None else None
     stream = UpstreamStream(lingering)
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     try:
         return await _opened(stream, address, head, content, connection)
     except EngineUnreachableError:
-        if connection is None or stream.touched:
+        if connection is None or stream.touched or clock() - begun >= RACE_S:
             raise
     # The engine let go of the spare in that very moment; it is asked once more.
     try:

@@ -47,9 +47,15 @@ def _run(spec: EngineSpec, scenario: Callable[[Supervisor, Heard], Awaitable[Non
             await engines.stop()
         return heard
 
+    others = _children()  # of tests before
     heard = asyncio.run(main())
-    assert not psutil.Process().children(recursive=True)
+    assert not _children() - others
     return heard
+
+
+def _children() -> set[int]:
+    """The process ids of all that these tests started."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def test_three_exits_then_ready(tmp_path: Path) -> None:
@@ -92,14 +98,20 @@ def test_a_hung_engine_is_restarted_by_name(tmp_path: Path) -> None:
     assert first != second
 
 
+def _engine_pid(spec: EngineSpec) -> int:
+    pid: int = json.loads((spec.directory / "engine.pid").read_text())["pid"]
+    return pid
+
+
 def test_an_engine_that_dies_while_it_serves_is_lost_then_ready_again(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, "well")
+
     async def scenario(_: Supervisor, heard: Heard) -> None:
         await heard.until("ready")
-        for child in psutil.Process().children():
-            child.kill()
+        psutil.Process(_engine_pid(spec)).kill()
         await heard.until("ready", 2)
 
-    heard = _run(_spec(tmp_path, "well"), scenario)
+    heard = _run(spec, scenario)
     (lost,) = [text for kind, text in heard.events if kind == "lost"]
     assert lost.startswith("was ended by SIGKILL while it served")
 
@@ -174,8 +186,7 @@ def test_the_reason_of_a_crash_holds_no_word_of_a_client(
 
     async def scenario(_: Supervisor, heard: Heard) -> None:
         await heard.until("ready")
-        record = json.loads((spec.directory / "engine.pid").read_text())
-        psutil.Process(record["pid"]).kill()
+        psutil.Process(_engine_pid(spec)).kill()
         await heard.until("lost")
 
     heard = _run(spec, scenario)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from proxy import upstream
 from proxy.dial import SPARE_S, Spare, address_of
 from proxy.errors import EngineUnreachableError
 from proxy.upstream import UpstreamStream, post
@@ -134,6 +135,29 @@ def test_a_spare_that_dies_before_a_byte_is_tried_once_more_and_no_more() -> Non
             with pytest.raises(EngineUnreachableError):
                 await whole(engine, spare)  # without a spare nothing is tried again
             assert engine.requests == 6
+            spare.close()
+
+    asyncio.run(work())
+
+
+def test_an_engine_that_held_the_request_for_a_while_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "RACE_S", 0.0)
+
+    async def work() -> None:
+        async def reads_and_hangs_up(
+            n: int, reader: asyncio.StreamReader, to: asyncio.StreamWriter
+        ) -> None:
+            await engine.read(reader)
+
+        async with running(reads_and_hangs_up) as engine:
+            spare = Spare(address_of(engine.url))
+            spare.make()
+            with pytest.raises(EngineUnreachableError) as caught:
+                await whole(engine, spare)
+            assert caught.value.sent
+            assert (engine.connections, engine.requests) == (1, 1)
             spare.close()
 
     asyncio.run(work())

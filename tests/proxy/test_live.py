@@ -140,10 +140,11 @@ def test_a_look_at_the_streams_head_is_no_listener() -> None:
     asyncio.run(run())
 
 
-def test_the_page_is_found_without_its_last_slash() -> None:
+@pytest.mark.parametrize("path", ["/slotwise", "/"])
+def test_the_page_is_found_without_its_last_slash_and_at_the_bare_address(path: str) -> None:
     async def run() -> None:
         async with proxy("", up=False) as p:
-            found = await p.client.get("/slotwise", follow_redirects=True)
+            found = await p.client.get(path, follow_redirects=True)
             assert found.url.path == "/slotwise/"
             assert "<h1>" in found.text
 
