@@ -128,7 +128,9 @@ def test_with_keys_only_health_is_open_and_a_keys_name_is_who_asks(stub: StubSer
         async with proxy(stub.url, keys={"ann": SECRET, "bob": "other"}) as p:
             for path in ("/health", "/health/ready"):
                 assert (await p.client.get(path)).status_code == 200
-            for path in ("/v1/models", "/metrics", "/slotwise/status", "/props", "/nope", "/"):
+            # The page holds nothing of anybody and asks for the key itself; so it is led to.
+            assert (await p.client.get("/")).headers["location"] == "slotwise/"
+            for path in ("/v1/models", "/metrics", "/slotwise/status", "/props", "/nope"):
                 response = await p.client.get(path)
                 assert response.status_code == 401, path
                 assert response.json()["error"]["type"] == "authentication_error"
