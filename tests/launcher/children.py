@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 # Says a lot, then answers: proof that its output never blocked it.
 TALKER = """
 import sys, pathlib
@@ -88,6 +90,15 @@ def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < bound, "the condition did not come true in time"
         time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is at work. One that has ended and that nobody has asked for is not: who
+    inherits the children of a killed parent may take seconds to."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def script(directory: Path, name: str, text: str) -> Path:

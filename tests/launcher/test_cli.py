@@ -203,7 +203,7 @@ def test_a_killed_slotwise_takes_its_engine_along(tmp_path: Path, tiny: Path) ->
         assert engine_of(serving) in started
         serving.process.kill()
         serving.process.wait(10)
-        children.until(lambda: not any(child.is_running() for child in started), limit_s=2)
+        children.until(lambda: not any(children.runs(child.pid) for child in started), limit_s=2)
 
 
 def test_a_killed_engine_comes_back_and_is_served_again(tmp_path: Path, tiny: Path) -> None:

@@ -35,13 +35,6 @@ async def _appears(path: Path, limit_s: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def _running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_a_child_that_prints_megabytes_goes_on_and_its_log_stays_small(tmp_path: Path) -> None:
     async def scenario() -> None:
         child = _spawn(tmp_path, children.TALKER, str(tmp_path / "answer"))
@@ -94,7 +87,7 @@ def test_what_a_child_started_does_not_outlive_it(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     grandchild = int((tmp_path / "grandchild").read_text())
-    children.until(lambda: not _running(grandchild))
+    children.until(lambda: not children.runs(grandchild))
 
 
 def test_a_child_dies_within_two_seconds_of_a_killed_parent(tmp_path: Path) -> None:
@@ -102,11 +95,11 @@ def test_a_child_dies_within_two_seconds_of_a_killed_parent(tmp_path: Path) -> N
     try:
         children.until(lambda: (tmp_path / "told").exists())
         pid = int((tmp_path / "told").read_text())
-        assert _running(pid)
+        assert children.runs(pid)
     finally:
         parent.kill()
         parent.wait(10)
-    children.until(lambda: not _running(pid), limit_s=2)
+    children.until(lambda: not children.runs(pid), limit_s=2)
 
 
 @pytest.fixture
@@ -144,7 +137,7 @@ def test_a_leftover_that_matches_in_everything_is_ended(
     path = tmp_path / "pid"
     pid_file.write(path, sleeper.pid, psutil.Process(sleeper.pid).cmdline())
     assert pid_file.end_leftover(path) == sleeper.pid
-    assert not _running(sleeper.pid)
+    assert not children.runs(sleeper.pid)
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", '{"pid": "x"}', '{"pid": -1}'])
