@@ -6,13 +6,15 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from policies.params import Params, Queue
 from proxy.actions import Dispatch
 from proxy.events import RequestArrived
 from proxy.life import ServedProfile
 from proxy.normalize import Normalize
 from tests.proxy.shell import CHAT, proxy
-from tests.support import StubServer
+from tests.support import StubServer, wait_until_async
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {}}} for name in ("a", "b", "c")
@@ -98,8 +100,10 @@ def test_the_normaliser_can_be_switched_off(stub: StubServer) -> None:
     asyncio.run(run())
 
 
-def test_a_side_job_sits_apart_from_the_conversation(stub: StubServer) -> None:
+@pytest.mark.parametrize("job_first", [False, True])
+def test_a_side_job_sits_apart_from_the_conversation(stub: StubServer, job_first: bool) -> None:
     """Field report R20: the title job comes at the same moment as the first message."""
+    stub.configure(stall_after_tokens=1)  # so that the first is at work when the other is placed
 
     async def run() -> None:
         async with proxy(stub.url, params=Params(queue=Queue(max_running=2))) as p:
@@ -107,11 +111,21 @@ def test_a_side_job_sits_apart_from_the_conversation(stub: StubServer) -> None:
                 "messages": [{"role": "user", "content": "### Task:\nGenerate a concise title"}],
                 "max_tokens": 4,
             }
-            work = agent("Help.", "the work " * 200)
-            await asyncio.gather(*(p.client.post(CHAT, json=b) for b in (work, title)))
+            bodies = [agent("Help.", "the work " * 200), title]
+            sent: list[asyncio.Task[Any]] = []
+
+            def all_placed() -> bool:
+                return len(list(p.journal.actions(Dispatch))) == len(sent)
+
+            for body in reversed(bodies) if job_first else bodies:
+                sent.append(asyncio.create_task(p.client.post(CHAT, json=body)))
+                await wait_until_async(all_placed)
             kinds = {e.request.id: e.request.kind for e in p.journal.events(RequestArrived)}
             taken = {kinds[d.id]: d.slot.id_slot for d in p.journal.actions(Dispatch)}
             assert taken["side"] != taken["agent"]
+            for task in sent:
+                task.cancel()
+            await asyncio.wait(sent, timeout=10)
 
     asyncio.run(run())
 
