@@ -50,9 +50,8 @@ def chance_of_return_soon(
     if idle_s >= knobs.expire_s:
         return 0.0
     odds = _odds(turns, calling, knobs)
-    scale_s, power = gap_s * knobs.return_gaps, knobs.return_power
-    away = 1 / (1 + math.pow(max(0.0, idle_s) / scale_s, power))
-    then = 1 / (1 + math.pow(max(0.0, idle_s + knobs.horizon_s) / scale_s, power))
+    away = _still_away(idle_s, gap_s, knobs)
+    then = _still_away(idle_s + knobs.horizon_s, gap_s, knobs)
     return odds * (away - then) / (odds * away + 1)
 
 

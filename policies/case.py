@@ -36,7 +36,6 @@ class View:
     largest: int = field(init=False)  # window, tokens
     alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
     resting: list[int] = field(init=False)  # indices of the idle slots
-    open: bool = field(init=False)  # each slot could be had
     _saved: dict[int, tuple[State, ...]] = field(default_factory=dict)
     _reading: list[SlotView] = field(init=False)
 
@@ -47,7 +46,11 @@ class View:
         self.largest = max(windows, default=0)
         self.alike = [True] * len(self.slots) if len(windows) == 1 else None
         self.resting = [i for i, s in enumerate(self.slots) if s.idle]
-        self.open = len(self.resting) == len(self.slots) and not [s for s in self.slots if s.kept]
+
+    @property
+    def open(self) -> bool:
+        """Whether each slot could be had."""
+        return len(self.resting) == len(self.slots) and not any(s.kept for s in self.slots)
 
     def fits(self, request: Request) -> list[bool]:
         """Which slots are large enough for this request (it fits into the largest)."""
@@ -109,8 +112,7 @@ class Case:
 
     def free(self) -> list[int]:
         """Those of them that are not kept for their owners, or not from this request."""
-        slots = self.view.slots
-        return [i for i in self.idle() if not slots[i].kept or self.kept_for_s(i) <= 0]
+        return [i for i in self.idle() if self.kept_for_s(i) <= 0]
 
     def kept_for_s(self, index: int) -> float:
         """How much longer an idle slot is kept from this request for its owner's likely return."""
@@ -126,7 +128,7 @@ class Case:
 
     def cached(self, index: int) -> int:
         """Tokens the request would not have to compute on that slot."""
-        here = reuse(self.waiting.request, self.view.slots[index], self.waiting.matches[index])
+        here = self._here(index)
         parked = self._parked(index, here)
         return here if parked is None else min(parked.shared, len(self.waiting.request.tokens) - 1)
 
@@ -137,8 +139,8 @@ class Case:
     def read_s(self, index: int) -> float:
         """Seconds that reading the prompt on that slot takes by itself."""
         params, n = self.view.params, self.waiting.request.tokens.length
-        here = reuse(self.waiting.request, self.view.slots[index], self.waiting.matches[index])
-        parked = self._parked(index, here) if self.waiting.parked else None
+        here = self._here(index)
+        parked = self._parked(index, here)
         if parked is None:
             return prefill_s(params.cost, here, n)
         copy_s = parked.state.tokens / params.keep.restore_tps
@@ -154,9 +156,9 @@ class Case:
         chance = 0.0
         if not slot.guest:
             chance = chance_of_return_soon(slot.turns, slot.idle_s, slot.gap_s, slot.calling, knobs)
-        park = self.view.parks.get(slot.id.engine) if self.view.parks else None
+        park = self.view.parks.get(slot.id.engine)
         if park is None or not park.saves(slot.state, match.lcp):
-            return chance * prefill_s(params.cost, match.lcp, slot.held + slot.tail)
+            return chance * prefill_s(params.cost, match.lcp, slot.resident)
         dropped = self.view.dropped(index)
         lost_s = sum(self.view.loss_of_s(state) for state in dropped)
         if slot.state in dropped:
@@ -169,6 +171,9 @@ class Case:
         id = view.slots[index].id
         waits_s = view.behind_s(id) + read_s * view.before(id)
         return read_s + waits_s + view.params.affinity.destruction * self.loss_s(index)
+
+    def _here(self, index: int) -> int:
+        return reuse(self.waiting.request, self.view.slots[index], self.waiting.matches[index])
 
     def _parked(self, index: int, here: int) -> Parked | None:
         """What the RAM cache would bring into that slot. None: nothing better than it has."""

@@ -36,19 +36,18 @@ def match(request: Request, view: Tokens, session: str, knobs: Home, guess: int 
         return Match(shared, covers, same, "continues")
     by_tokens = _raw_kind if request.first_user_end == 0 else _chat_kind
     kind = by_tokens(request, shared, view_len, knobs)
-    if session and session == request.session and kind in ("kin", "stranger"):
-        kind = _by_session(request, kind, knobs)
+    if kind in ("kin", "stranger") and knobs.by_session and _same_session(request, session):
+        kind = "session"  # a changed clock, reordered tools: the same conversation all the same
     return Match(shared, covers, same, kind)
+
+
+def _same_session(request: Request, session: str) -> bool:
+    """A side job may carry its conversation's id, and is a stranger to it all the same."""
+    return bool(session) and request.session == session and request.kind != SIDE_JOB
 
 
 _Kind = Literal["continues", "branch", "session", "kin", "stranger"]
 _RANK: dict[_Kind, int] = {"continues": 3, "branch": 2, "session": 1}
-
-
-def _by_session(request: Request, kind: _Kind, knobs: Home) -> _Kind:
-    """A changed clock, reordered tools: the same conversation all the same. But a side job may
-    carry its conversation's id, and is a stranger to it."""
-    return "session" if knobs.by_session and request.kind != SIDE_JOB else kind
 
 
 def _chat_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:

@@ -123,8 +123,9 @@ def _as_guest(case: Case) -> Verdict:
     seat = guest.seat(slots, case.free(), behind_s, params)
     if seat is not None:
         return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
-    _, _, index = min((case.loss_s(i) + behind_s[i], slots[i].id.id_slot, i) for i in idle)
-    loss_s = case.loss_s(index)
+    losses_s = {i: case.loss_s(i) for i in idle}
+    index = min(idle, key=lambda i: (losses_s[i] + behind_s[i], slots[i].id.id_slot))
+    loss_s = losses_s[index]
     wait_s = guest.wait_before_breaking_s(loss_s, params)
     soon_s = guest.another_ends_in_s(slots, params)
     if soon_s < loss_s and case.waited_s < params.guest.guest_max_wait_s:

@@ -30,7 +30,7 @@ def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) ->
         return True
     if n > knobs.guest_max_tokens or request.turns > 1:
         return False
-    largest = max([s.held + s.tail for s in slots], default=0)
+    largest = max((s.resident for s in slots), default=0)
     if n >= knobs.resident_share * largest:
         return False
     chunk = params.home.chunk_tokens

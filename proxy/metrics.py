@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry
 
@@ -40,15 +40,6 @@ from proxy.status import SlotStatus, Waiting
 
 _AT_ONCE = 256  # noted, at most; a request has about eight
 P = ParamSpec("P")
-# Events that count whatever is done about them; progress and ticks, the most frequent, do not.
-_COUNTED = (
-    RequestArrived,
-    RequestCancelled,
-    RequestFinished,
-    RequestFailed,
-    EngineReady,
-    EngineLost,
-)
 _MAX_BUILDS = 16  # an engine that is replaced all day long is not a new series each time
 
 
@@ -83,6 +74,14 @@ class Metrics:
         self._requests = RequestSeries(self._series)
         self._builds: set[str] = set()
         self._noted: list[Callable[[], None]] = []  # in order, not counted yet
+        self._counts: dict[type[Event], Callable[[Any], None]] = {
+            RequestArrived: lambda event: self._requests.arrived(event.request),
+            RequestCancelled: lambda event: self._requests.cancelled(event.id),
+            RequestFinished: self._requests.finished,
+            RequestFailed: self._requests.failed,
+            EngineReady: self._engine_ready,
+            EngineLost: lambda event: self.engine_state(event.engine, up=False),
+        }
         self._start_at_zero()
 
     # ------------------------------------------------------------ what happened
@@ -95,24 +94,15 @@ class Metrics:
 
     def observe(self, event: Event, actions: Sequence[Action], now: float) -> None:
         """Count one ``handle`` call of the scheduler: what came in, then what went out."""
-        if actions or isinstance(event, _COUNTED):
+        # Progress and ticks, the most frequent, mostly lead to nothing: nothing is noted then.
+        if actions or type(event) in self._counts:
             self._observe(event, actions)
 
     @_later
     def _observe(self, event: Event, actions: Sequence[Action]) -> None:
-        match event:
-            case RequestArrived(request=request):
-                self._requests.arrived(request)
-            case RequestCancelled(id=id):
-                self._requests.cancelled(id)
-            case RequestFinished():
-                self._requests.finished(event)
-            case RequestFailed():
-                self._requests.failed(event)
-            case EngineReady():
-                self._engine_ready(event)
-            case EngineLost(engine=engine):
-                self.engine_state(engine, up=False)
+        count = self._counts.get(type(event))
+        if count is not None:
+            count(event)
         self.memory.observe(actions)
         for action in actions:
             self._act(event, action)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from policies import regret
@@ -39,14 +38,10 @@ def story(profile: Profile, waiter: Waiter, place: Place, view: View, now: float
     if waiter.home_busy:
         home_wait = HomeWait.PLACED if place.rule in _HOME_RULES else HomeWait.GAVE_UP
     return Story(
-        _in_order(losses) if losses else (),
+        tuple(Loss(obstacle, losses[obstacle]) for obstacle in Obstacle if obstacle in losses),
         _promotion(profile, waiter, now),
         home_wait,
     )
-
-
-def _in_order(losses: Mapping[Obstacle, float]) -> tuple[Loss, ...]:
-    return tuple(Loss(obstacle, losses[obstacle]) for obstacle in Obstacle if obstacle in losses)
 
 
 def _promotion(profile: Profile, waiter: Waiter, now: float) -> Promotion | None:

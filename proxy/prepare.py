@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -169,27 +169,26 @@ def _check_prompt(kind: Kind, body: Mapping[str, Any]) -> None:
         got = "an empty list" if messages == [] else _kind(messages)
         raise bad("messages", f"messages: expected a list of messages, got {got}")
     for i, message in enumerate(messages):
-        if not _is_message(message):
-            raise _no_message(f"messages[{i}]", message)
+        if (fault := _fault(message)) is not None:
+            where = f"messages[{i}]{fault.field}"
+            raise bad(where, f"{where}: expected {fault.expected}, got {_kind(fault.got)}")
 
 
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), _CONTENT)
-    )
+class _Fault(NamedTuple):
+    field: str  # of a message; empty: the message itself
+    expected: str
+    got: Any
 
 
-def _no_message(where: str, message: Any) -> ProxyError:
+def _fault(message: Any) -> _Fault | None:
+    """What is wrong with a message; None: nothing."""
     if not isinstance(message, dict):
-        return bad(where, f"{where}: expected an object, got {_kind(message)}")
+        return _Fault("", "an object", message)
     if not isinstance(message.get("role"), str):
-        role = _kind(message.get("role"))
-        return bad(f"{where}.role", f"{where}.role: expected a string, got {role}")
-    content = _kind(message["content"])
-    text = f"{where}.content: expected a string or a list of parts, got {content}"
-    return bad(f"{where}.content", text)
+        return _Fault(".role", "a string", message.get("role"))
+    if not isinstance(message.get("content"), _CONTENT):
+        return _Fault(".content", "a string or a list of parts", message["content"])
+    return None
 
 
 def _switch(body: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -240,16 +241,13 @@ def _turn_end(
     messages: Sequence[Mapping[str, Any]],
 ) -> frozenset[str]:
     """The special tokens that follow the contents: how turns end in this prompt."""
-    seen: dict[tuple[str, str], int] = {}  # by role and token
+    seen: Counter[tuple[str, str]] = Counter()
     for f in found[:_SAMPLE]:
         role = messages[f.message]["role"]
         i = specials.right_after(text, f.end)
         if i is not None and not messages[f.message].get("tool_calls"):
-            token = text[specials.begins[i] : specials.ends[i]]
-            seen[role, token] = seen.get((role, token), 0) + 1
-    # The most common of each role, the first of equals.
-    ranked = sorted(seen, key=seen.__getitem__, reverse=True)
-    best = dict(reversed(ranked))
+            seen[role, text[specials.begins[i] : specials.ends[i]]] += 1
+    best = {role: token for (role, token), _ in reversed(seen.most_common())}
     if "user" in best:  # a content may end with a special token of its own; users' do so least
         return frozenset((best["user"], best.get("assistant", best["user"])))
     return frozenset(best.values())

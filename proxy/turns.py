@@ -113,7 +113,7 @@ class TurnReader:
             turns=turns,
             said=said,
             head=_head(body),
-            front=_front(body.get("tools"), body.get("system")),
+            front=_digest([body.get("tools"), body.get("system")]),
             messages=exact,
         )
 
@@ -144,10 +144,6 @@ class TurnReader:
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
-
-
-def _front(tools: Any, system: Any) -> int:
-    return _NO_FRONT if tools is None and system is None else _digest([tools, system])
 
 
 def _head(body: Mapping[str, Any]) -> Head:
@@ -295,6 +291,3 @@ def _giant(text: str) -> bytes:
     for at in range(0, len(text), _GIANT_CHARS):
         hasher.update(text[at : at + _GIANT_CHARS].encode("utf-8", "surrogatepass"))
     return hasher.digest()
-
-
-_NO_FRONT = _digest([None, None])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from launcher import gguf_header, tiny_model
 from proxy.events import EngineReady
@@ -14,6 +17,8 @@ from proxy.metrics import Metrics
 from proxy.vocabulary import Vocabulary
 from tests.proxy.conversations import Proxy
 from tests.support import StubServer
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +64,14 @@ def metrics() -> Metrics:
     metrics = Metrics(["p"])
     metrics.observe(EngineReady("p-0", "p", (100, 100), None, pins=True), [], now=0)
     return metrics
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Runs a coroutine in the standard loop and in the one that serves."""
+
+    def in_loop(work: Any) -> Any:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            return runner.run(asyncio.wait_for(work, 20))
+
+    return in_loop

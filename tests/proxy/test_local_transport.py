@@ -7,13 +7,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-import uvloop
-
 from proxy.local_transport import LocalTransport
 from tests.support import open_fds, wait_until_async
 
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 BIG = bytes(range(256)) * 32_768  # 8 MiB, more than the sockets between both hold
 
 
@@ -29,15 +25,6 @@ class Reader(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.append(error)
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
-    def in_loop(work: Any) -> Any:
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            return runner.run(asyncio.wait_for(work, 20))
-
-    return in_loop
 
 
 def both() -> tuple[socket.socket, socket.socket]:
