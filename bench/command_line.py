@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -66,6 +67,18 @@ def seconds(text: str) -> float:
     if 0 <= value <= 1e6:
         return value
     raise argparse.ArgumentTypeError(f"expected 0 to 1000000, got {text[:20]!r}")
+
+
+def url(text: str) -> str:
+    """Where a server listens, with a ``/v1`` behind it or not: ``http://127.0.0.1:8000``."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if usable:
+        return text.rstrip("/").removesuffix("/v1")
+    raise argparse.ArgumentTypeError(f"expected http://HOST:PORT, got {text[:60]!r}")
 
 
 def port(text: str) -> int:

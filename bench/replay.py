@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import client, mooncake, replay_figures, scripts, sender, steps
-from bench.command_line import count, parser_of, seconds
+from bench.command_line import count, parser_of, seconds, url
 from bench.report import cell
 from bench.scripts import ORDERS, JournalReader, Wanted
 from bench.sender import How, Outcome, ReplayError
@@ -90,7 +90,7 @@ def _how(options: argparse.Namespace) -> How:
     if options.ignore_eos:
         fields["ignore_eos"] = True
     return How(
-        url=options.url.rstrip("/").removesuffix("/v1"),
+        url=options.url,
         think_scale=options.think_scale,
         call_limit_s=options.call_limit,
         limit_s=options.limit,
@@ -162,7 +162,7 @@ async def _tokens(
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", metavar="TRACE", help="a file, a name in SLOTWISE_TRACES, titles or newsroom")
-    add("--url", default=DEFAULT_URL, help="where the server listens (%(default)s)")
+    add("--url", type=url, default=DEFAULT_URL, help="where the server listens (%(default)s)")
     add("--key", help=f"API key, where the server wants one (else from {KEY_VARIABLE})")
     add("--model", help="name of the model, where the server wants one")
     add("--sessions", type=count, default=4, help="live at a time (%(default)s)")

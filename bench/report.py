@@ -16,9 +16,11 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(value: Any) -> str:
-    """One value as a table shows it: fractions as 0.1234, larger numbers as 1,234.5."""
+    """One value as a table shows it: fractions as 0.1234, larger ones as 1,234.5, zero as 0."""
     if value is None:
         return "-"
+    if value == 0:
+        return "0"
     if isinstance(value, float):
         return f"{value:.4f}" if abs(value) <= 1 else f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

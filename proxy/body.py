@@ -16,6 +16,7 @@ from proxy.errors import ProxyError
 
 DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 CHUNK_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 900.0  # for all of it: 64 MiB at 75 kB a second
 DISCARD_S = 5.0
 
 
@@ -28,7 +29,7 @@ async def read_body(
 ) -> bytes:
     """The whole body.
 
-    Raises ``ProxyError`` 413 for one over the limit and 408 for one that stops coming,
+    Raises ``ProxyError`` 413 for one over the limit and 408 for one that stops or does not end,
     :class:`ClientGoneError` when the client leaves before its end.
     """
     announced = _announced(scope)
@@ -38,12 +39,16 @@ async def read_body(
         raise _too_large(f"{announced}", limit_bytes)
     parts: list[bytes] = []
     size = 0
+    clock = asyncio.get_running_loop().time
+    until = clock() + BODY_TIMEOUT_S
     while True:
         try:
-            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+            async with asyncio.timeout_at(min(clock() + CHUNK_TIMEOUT_S, until)):
                 message = await receive()
         except TimeoutError:
             text = f"the body stopped after {size} bytes for {CHUNK_TIMEOUT_S:g} s"
+            if clock() >= until:
+                text = f"the body had {size} bytes and no end after {BODY_TIMEOUT_S:g} s"
             raise ProxyError(408, "request_timeout", text, headers=_CLOSE) from None
         if message["type"] == "http.disconnect":
             raise ClientGoneError

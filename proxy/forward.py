@@ -120,11 +120,12 @@ class Forwarding:
         seen = self._ticket.seen = reader.seen
         try:
             while chunk := await upstream.read():
-                self._allow(_TAIL_S if seen.done else self._queue.engine_silence_s)
+                self._allow(self._queue.engine_silence_s)
                 data = reader.feed(chunk)
                 if seen.done:
                     self._note(seen)
                     await self._pass_on(upstream, data)
+                    self._allow(_TAIL_S)  # once the client has its answer, however slowly
                 else:
                     await self._pass_on(upstream, data)
                     self._note_soon(seen)

@@ -2,6 +2,9 @@
 
 uvicorn writes both on their own, and each write wakes the client: once for a head that holds
 nothing it waits for, before the first token.
+
+Two waits that uvicorn leaves open have a bound here: for the rest of a request's head, and for a
+client to take what it was sent before its connection was closed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+HEAD_TIMEOUT_S = 60.0  # for a request's head to come whole, from the connection or its begin
+LINGER_S = 30.0  # for a client to take what was written before the connection was closed
+
 _HEAD = b"HTTP/1."
+_LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class JoinedHead:
@@ -33,8 +40,11 @@ class JoinedHead:
             self._transport.write(data)
 
     def close(self) -> None:
+        """What is written still goes out, for as long as somebody takes it."""
         self._flush()
         self._transport.close()
+        if self._transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 
     def _flush(self) -> None:
         if self._head:
@@ -48,5 +58,37 @@ class JoinedHead:
 class Protocol(HttpToolsProtocol):
     """As uvicorn's."""
 
+    _head_timer: asyncio.TimerHandle | None = None  # while a head is not complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, JoinedHead(transport)))
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head():
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        elif self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _in_head(self) -> bool:
+        """Whether a head has begun that is not complete: uvicorn makes the scope at its begin and
+        puts the method into it at its end."""
+        return self.scope is None or "method" not in self.scope
+
+    def _head_is_late(self) -> None:
+        """Whoever began is told why; where nothing came there is nothing to say."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The next request of a client that waits for the answer to one before.
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+            return
+        if self.scope is not None:
+            self.transport.write(_LATE)
+        self.transport.close()

@@ -73,6 +73,7 @@ class Config:
     filler_events: int = 0  # tiny whole events of 30 bytes before the first token
     chunk_bytes: int = 0  # the stream's bytes cut into pieces of this size
     chunk_gap_s: float = 0.0  # between fillers and between pieces
+    end_late_s: float = 0.0  # the stream stays open behind its end marker
     stale_keepalive: bool = (
         True  # closes the connection after a stream, unannounced, as llama-server
     )

@@ -96,6 +96,10 @@ class Stream:
             await self._event(event)
         if self.answer.kind != "native":
             await self._write(DONE)
+        if self._config.end_late_s:
+            await self._put(self._rest)
+            self._rest = b""
+            await asyncio.sleep(self._config.end_late_s)
         await self._put(self._rest, more=False)
 
     async def _open_answer(self) -> None:

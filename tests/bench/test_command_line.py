@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.command_line import count, counts, mapping, pairs, port, seconds
+from bench.command_line import count, counts, mapping, pairs, port, seconds, url
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,8 @@ from bench.command_line import count, counts, mapping, pairs, port, seconds
         (counts, "1,20", [1, 20]),
         (pairs, "8/4,4/4", [(8, 4), (4, 4)]),
         (seconds, "0.5", 0.5),
+        (url, "http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        (url, "https://[::1]", "https://[::1]"),
         (mapping, "", {}),
         (mapping, "{home: {enabled: false}}", {"home": {"enabled": False}}),
     ],
@@ -39,6 +41,11 @@ def test_what_is_meant_is_read(read: Callable[[str], Any], text: str, value: Any
         (counts, "1,,2"),
         (pairs, "8/4/2"),
         (seconds, "nan"),
+        (url, "foo"),
+        (url, "127.0.0.1:8000"),
+        (url, "http://:8000"),
+        (url, "http://host:99999"),
+        (url, "http://[::1"),
         (mapping, "1"),
         (mapping, "[" * 3000),
     ],

@@ -6,11 +6,11 @@ from bench.report import markdown_table, percentile
 
 
 def test_a_table_has_a_head_and_one_line_a_row() -> None:
-    rows = [{"arm": "bare", "tokens": 12345, "reuse": 0.5, "wall": None, "s": 1234.56}]
+    rows = [{"arm": "bare", "tokens": 12345, "reuse": 0.5, "wall": None, "s": 1234.56, "w": 0.0}]
     assert markdown_table(rows).splitlines() == [
-        "| arm | tokens | reuse | wall | s |",
-        "| --- | --- | --- | --- | --- |",
-        "| bare | 12,345 | 0.5000 | - | 1,234.6 |",
+        "| arm | tokens | reuse | wall | s | w |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| bare | 12,345 | 0.5000 | - | 1,234.6 | 0 |",
     ]
 
 

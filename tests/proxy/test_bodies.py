@@ -94,6 +94,30 @@ def test_a_length_that_lies_is_bounded_by_what_comes(monkeypatch: pytest.MonkeyP
     asyncio.run(run())
 
 
+def test_a_body_that_trickles_in_has_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.body.BODY_TIMEOUT_S", 0.4)
+
+    async def run() -> None:
+        async with proxy("", up=False) as p, asyncio.timeout(10):
+            host, port = p.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n".encode())
+
+            async def trickle() -> None:
+                while True:
+                    writer.write(b"x")
+                    await asyncio.sleep(0.02)
+
+            trickling = asyncio.create_task(trickle())
+            answer = await reader.read()
+            trickling.cancel()
+            assert b" 408 " in answer.splitlines()[0]
+            assert b"no end after 0.4 s" in answer
+            writer.close()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_leaves_within_its_body_leaves_nothing_behind() -> None:
     async def run() -> None:
         async with proxy("", up=False) as p:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy import forward
 from proxy.actions import Dispatch
 from proxy.events import Failure, RequestFailed
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, queue, told
@@ -102,6 +103,22 @@ def test_a_silent_engine_ends_the_request_after_its_bound(stub: StubServer) -> N
             assert told(last)["error"]["code"] == "engine_silent"
             (failed,) = p.journal.events(RequestFailed)
             assert failed.failure is Failure.SILENCE
+
+    asyncio.run(run())
+
+
+def test_a_stream_kept_open_behind_its_end_is_ended(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "_TAIL_S", 0.3)
+
+    async def run() -> None:
+        async with proxy(stub.url) as p:
+            stub.configure(end_late_s=20.0)
+            async with asyncio.timeout(10):
+                response = await p.client.post(CHAT, json=chat(stream=True))
+            assert response.text.endswith("data: [DONE]\n\n")
+            assert p.journal.events(RequestFailed) == []
 
     asyncio.run(run())
 
