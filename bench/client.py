@@ -148,9 +148,13 @@ async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise failures.exceptions[0] from None
 
 
-async def tokens(client: httpx.AsyncClient, url: str, call: Call) -> Tokens:
-    """The call's prompt as the engine's own template and tokenizer make it."""
-    request = {"messages": call.messages} | ({"tools": call.tools} if call.tools else {})
+async def tokens(client: httpx.AsyncClient, url: str, call: Call, opened: bool = True) -> Tokens:
+    """The call's prompt as the engine's own template and tokenizer make it.
+
+    ``opened``: with the beginning of the answer behind it, as a prompt has it.
+    """
+    request = {"messages": call.messages, "add_generation_prompt": opened}
+    request |= {"tools": call.tools} if call.tools else {}
     rendered = await client.post(f"{url}/apply-template", json=request)
     if rendered.status_code != httpx.codes.OK:
         raise CallError(f"/apply-template: {rendered.status_code}: {rendered.text[:300]}")

@@ -1,13 +1,17 @@
 """What an engine's work costs in seconds, read from a YAML file.
 
 Prefill of tokens n0..n1 takes ``c + a (n1-n0) + b (n1^2-n0^2)/2``, with c once a prompt. A decode
-step gives every sequence one token; what it takes depends on how many there are. Copying a state
-to or from the RAM cache stops everything else.
+step gives every sequence one token; what it takes depends on how many there are and, where the file
+says so, on how many tokens they look back on. Copying a state to or from the RAM cache stops
+everything else.
+
+What a request takes outside the engine's loop (sent, read, rendered, tokenized) delays it and stops
+nobody. Where client, proxy and engine share few cores, all of it goes slower while several requests
+are at work.
 """
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from policies.params import Cost
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
-_COSTS = resources.files("bench").joinpath("costs")
+COSTS = Path(__file__).resolve().parent / "costs"
 
 
 class CostError(ValueError):
@@ -33,6 +37,14 @@ class Prefill(BaseModel):
     b_s: float = Field(ge=0, le=1e-3)
 
 
+class Outside(BaseModel):
+    """Seconds of a request before the engine's loop has it, by the tokens of its whole prompt."""
+
+    model_config = _STRICT
+    c_s: float = Field(default=0.0, ge=0, le=60)
+    a_s: float = Field(default=0.0, ge=0, le=1)
+
+
 class CostModel(BaseModel):
     """One engine's costs."""
 
@@ -40,7 +52,10 @@ class CostModel(BaseModel):
     about: str
     prefill: Prefill
     decode_step_s: dict[int, float] = Field(min_length=1)  # by number of sequences
+    decode_depth_s: float = Field(default=0.0, ge=0, le=1e-3)  # a step, by a token in its contexts
     copy_tokens_per_s: float = Field(gt=0)
+    outside: Outside = Outside()
+    crowded: float = Field(default=1.0, ge=1, le=10)  # so many times as long beside others
 
     def piece_s(self, n0: int, n1: int) -> float:
         """Seconds to compute tokens n0..n1 of a prompt, without its start."""
@@ -60,6 +75,11 @@ class CostModel(BaseModel):
         (n0, s0), (n1, s1) = known[max(above - 1, 0)], known[max(above, 1)]
         return s0 + (s1 - s0) * (sequences - n0) / (n1 - n0)
 
+    def outside_s(self, tokens: int, beside_others: bool) -> float:
+        """Seconds until the engine's loop has a prompt of so many tokens."""
+        seconds = self.outside.c_s + self.outside.a_s * tokens
+        return seconds * self.crowded if beside_others else seconds
+
     def as_policy(self) -> Cost:
         """The same as the scheduler's rules count it."""
         p = self.prefill
@@ -74,14 +94,14 @@ class CostModel(BaseModel):
 
 def known() -> list[str]:
     """The names of the cost models that come with the project."""
-    files = _COSTS.iterdir()
+    files = COSTS.iterdir()
     return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
 
 
 def load(name: str) -> CostModel:
     """A cost model by its name or its file's path; raises :class:`CostError`."""
     if name in known():
-        text = _COSTS.joinpath(f"{name}.yaml").read_text("utf-8")
+        text = COSTS.joinpath(f"{name}.yaml").read_text("utf-8")
     else:
         try:
             text = Path(name).read_text("utf-8")

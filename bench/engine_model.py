@@ -52,7 +52,7 @@ class Job:
     slot: int = -1
     cached: int = 0
     begun: float = -1.0  # s, when it got its slot
-    copied_s: float = 0.0  # of its time: a state was saved and loaded first
+    started: float = -1.0  # s, since when the engine counts its prompt's time
     done: int = 0  # prompt tokens in the KV
     left: int = 0  # tokens still to generate
 
@@ -108,6 +108,10 @@ class EngineModel:
         """Of every slot whether it is at work, and the tokens it holds."""
         return [(s.job is not None, s.job.done if s.job else len(s.held)) for s in self._slots]
 
+    def at_work(self) -> bool:
+        """Whether anything is."""
+        return self._batch is not None
+
     def submit(self, job: Job, now: float) -> None:
         """A request reaches the engine; it is looked at when the batch at work is done."""
         self._inbox.append(job)
@@ -154,9 +158,7 @@ class EngineModel:
         index, save_first = chosen
         slot = self._slots[index]
         if save_first and self.setup.park_tokens:
-            copied_s = self.copy_s
             self._swap(slot, job.row.prompt)
-            job.copied_s = self.copy_s - copied_s
         prompt = job.row.prompt
         job.slot = index
         job.cached = job.done = min(lcp(slot.held, prompt), len(prompt) - 1)
@@ -212,19 +214,34 @@ class EngineModel:
         self.next_at = self._batch.ends if self._batch else _NEVER
 
     def _plan(self, jobs: list[Job], begun: float) -> _Batch:
+        cost, crowded = self.cost, self.cost.crowded if len(jobs) > 1 else 1.0
         generating = [job for job in jobs if job.done == len(job.row.prompt)]
-        room = self.setup.batch_tokens - len(generating)
-        pieces: list[tuple[Job, int]] = []
-        work_s = self.cost.prefill.a_s * len(generating)
-        for job in jobs:  # in the order of slots
+        looked_back_s = cost.decode_depth_s * sum(map(_depth, generating))
+        pieces = self._pieces(jobs, self.setup.batch_tokens - len(generating))
+        if not pieces:
+            steps = min(job.left for job in generating)
+            step_s = (self._step_s[len(generating) - 1] + looked_back_s) * crowded
+            return _Batch(begun, step_s, steps, [], generating)
+        work_s = cost.prefill.a_s * len(generating)
+        for job, n in pieces:
+            work_s += cost.piece_s(job.done, job.done + n)
+            if job.started < 0:
+                job.started = begun - cost.prefill.c_s  # its start was part of the stall before
+        if generating:  # no batch is faster than the generation in it
+            work_s = max(work_s, self._step_s[len(generating) - 1])
+        return _Batch(begun, (work_s + looked_back_s) * crowded, 1, pieces, generating)
+
+    def _pieces(self, jobs: list[Job], room: int) -> list[tuple[Job, int]]:
+        """The prompt tokens of the next batch, in the order of slots."""
+        pieces = []
+        for job in jobs:
             n = min(room, len(job.row.prompt) - job.done)
             if n > 0:
                 pieces.append((job, n))
-                work_s += self.cost.piece_s(job.done, job.done + n)
                 room -= n
-        if not pieces:
-            steps = min(job.left for job in generating)
-            return _Batch(begun, self._step_s[len(generating) - 1], steps, [], generating)
-        if generating:  # no batch is faster than the generation in it
-            work_s = max(work_s, self._step_s[len(generating) - 1])
-        return _Batch(begun, work_s, 1, pieces, generating)
+        return pieces
+
+
+def _depth(job: Job) -> int:
+    """Tokens that the next one looks back on."""
+    return len(job.row.prompt) + job.output - job.left

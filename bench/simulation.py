@@ -77,6 +77,8 @@ def simulate(workload: Workload, arm: Arm, cost: CostModel) -> Run:
 class _Simulation:
     def __init__(self, workload: Workload, arm: Arm, cost: CostModel) -> None:
         self._workload = workload
+        self._cost = cost
+        self._on_the_way = 0  # requests that were sent and have not reached the engine
         self._engine = EngineModel(arm.setup, cost)
         self._chooser = arm.make()
         self._later = deque(workload.sessions)
@@ -190,7 +192,18 @@ class _Simulation:
         rules = self._result.rules
         rules[action.rule] = rules.get(action.rule, 0) + 1
         pin = action.slot.id_slot if action.slot.id_slot >= 0 else None
-        self._engine.submit(Job(action.id, served.ask.row, served.ask.output, pin), now)
+        job = Job(action.id, served.ask.row, served.ask.output, pin)
+        crowd = self._on_the_way > 0 or self._engine.at_work()
+        outside_s = self._cost.outside_s(len(job.row.prompt), crowd)
+        if not outside_s:
+            self._engine.submit(job, now)
+            return
+        self._on_the_way += 1
+        self._at(now + outside_s, lambda at: self._reached(job, at))
+
+    def _reached(self, job: Job, now: float) -> None:
+        self._on_the_way -= 1
+        self._engine.submit(job, now)
 
     def _tick(self, wanted: float, now: float) -> None:
         if self._wake == wanted:  # else the chooser asked for another time since
@@ -222,7 +235,7 @@ class _Simulation:
             job.cached,
             job.output,
             job.slot,
-            prefill_s=served.first - job.begun - job.copied_s,
+            prefill_s=served.first - job.started,
             decode_s=now - served.first,
             tool_calls=served.ask.tool_calls,
         )

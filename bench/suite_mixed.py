@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,7 @@ def four_arms(bench: Bench, ram_tokens: int) -> list[Arm]:
     return arms
 
 
-def shorter(script: Script, tokens: dict[str, Tokens], most: int) -> Script:
+def shorter(script: Script, tokens: Mapping[str, Tokens], most: int) -> Script:
     """Every session up to its first prompt that is too long."""
 
     def cut(lane: list[Step]) -> list[Step]:

@@ -57,7 +57,7 @@ MEASURING |= {"matplotlib", "pydantic"}
 
 ASKING = (
     *("causes", "client", "compare", "demo", "memory_cost", "memory_other", "replay", "sender"),
-    "suite_reality",
+    "as_simulated",
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench import cost_model, fit
 from bench.client import Answer
-from bench.cost_model import CostModel, Prefill
+from bench.cost_model import CostModel, Outside, Prefill
 from bench.fit import Point
 from bench.sender import Outcome, Sent
 from bench.steps import Ids, Step
@@ -64,16 +64,42 @@ def outcome(*answers: Answer) -> Outcome:
     return Outcome([Sent(step, 0.0, 0.0, 1.0, answer) for answer in answers])
 
 
-def test_points_and_steps_are_what_the_engine_told() -> None:
+def test_points_are_the_engines_own_clock_and_what_came_on_top() -> None:
     answers = (
-        Answer(100, 40, 10, told_cached=True, ttft_s=0.5, decode_s=0.2),
-        Answer(200, 0, 10, told_cached=True, ttft_s=1.5, decode_s=0.4),
-        Answer(200, 0, 10, told_cached=True, ttft_s=1.5, decode_s=0.3),
+        Answer(100, 40, 11, ttft_s=0.5, prefill_s=0.4, decode_s=0.2),
+        Answer(200, 0, 1, ttft_s=1.5, prefill_s=1.25),
+        Answer(200, 0, 10, ttft_s=1.5),  # a server that does not tell
     )
-    assert fit.points(outcome(*answers))[:2] == [Point(40, 100, 0.5), Point(0, 200, 1.5)]
-    assert fit.decode_step_s(outcome(*answers)) == pytest.approx(0.03)
+    assert fit.points(outcome(*answers)) == [
+        Point(40, 100, 0.4, pytest.approx(0.1), 10, 0.2),
+        Point(0, 200, 1.25, 0.25, 0, 0.0),
+    ]
+
+
+def test_what_is_added_outside_is_found_again() -> None:
+    measured = [Point(0, n, 1.0, 0.004 + 2e-6 * n) for n in (100, 900, 5_000, 12_000)]
+    found = fit.outside(measured)
+    assert (found.c_s, found.a_s) == (pytest.approx(0.004), pytest.approx(2e-6))
+
+
+def test_a_step_without_context_is_what_depth_does_not_explain() -> None:
+    """0.1 ms and 50 ns for each token of context, alone and three together."""
+    alone = [
+        Point(0, n, 1.0, 0.0, 10, 10 * (1e-4 + 5e-8 * (n + 5))) for n in (100, 900, 5_000, 12_000)
+    ]
+    depth_s = fit.decode_depth_s(alone)
+    assert depth_s == pytest.approx(5e-8)
+    together = [Point(0, 100, 1.0, 0.0, 20, 20 * (3e-4 + 3 * 5e-8 * 110)) for _ in range(3)]
+    assert fit.decode_step_s(together, depth_s) == pytest.approx(3e-4)
+    assert fit.decode_depth_s([Point(0, 9, 1.0)]) == 0
     with pytest.raises(ValueError, match="does not tell"):
-        fit.decode_step_s(outcome(Answer(prompt_tokens=1)))
+        fit.decode_step_s([Point(0, 9, 1.0)], depth_s)
+
+
+def test_crowding_is_where_the_simulated_time_is_the_measured_one() -> None:
+    assert fit.crowded(lambda factor: 10 * factor, 13.0) == pytest.approx(1.3, abs=0.01)
+    assert fit.crowded(lambda factor: 10 * factor, 9.0) == pytest.approx(1.0, abs=0.01)
+    assert fit.crowded(lambda factor: 10 * factor, 99.0) == pytest.approx(4.0, abs=0.01)
 
 
 def test_what_is_written_is_read_again() -> None:
@@ -81,6 +107,9 @@ def test_what_is_written_is_read_again() -> None:
         about="made up",
         prefill=TRUE,
         decode_step_s={1: 0.0005, 4: 0.001},
+        decode_depth_s=5e-8,
         copy_tokens_per_s=2e6,
+        outside=Outside(c_s=0.003, a_s=1e-6),
+        crowded=1.25,
     )
     assert cost_model.parse(fit.as_yaml(model, "a comment"), "made up") == model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import engines, served, suite, suite_reality, suite_slots, workload
+from bench import engines, served, suite, suite_slots, workload
 from bench.client import Answer
 from bench.scripts import Wanted, of_calls
 from bench.sender import Outcome, Sent
@@ -76,19 +76,6 @@ def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
     line = "python -m launcher.embedded -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
     shown = suite_slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
     assert shown == "python -m launcher.embedded -m tiny.gguf -np 4 -t 1"
-
-
-def test_what_is_replayed_is_simulated_token_by_token() -> None:
-    calls = list(workload.conversation("a", 2, 10, 5))
-    script = of_calls(calls, Wanted(order="file", most_output=4))
-    first, second = script.sessions[0]
-    prompts = {first.id: pack(range(50)), second.id: pack(range(90))}
-    made = suite_reality.as_workload(script, prompts, {first.id: 40, second.id: 40})
-    asks = made.sessions[0]
-    assert [ask.row.prompt for ask in asks] == list(prompts.values())
-    assert [(ask.row.turns, ask.row.first_user_end) for ask in asks] == [(1, 40), (2, 40)]
-    assert [len(ask.row.full) - len(ask.row.prompt) for ask in asks] == [3, 3]
-    assert all(ask.says_limit and not ask.client for ask in asks)
 
 
 @needs_engine
