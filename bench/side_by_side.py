@@ -74,8 +74,8 @@ def row(setup: str, arm: str, pairs: Sequence[Pair]) -> dict[str, Any]:
         "runs": len(pairs),
         "simulated": fmean(one.reuse for one in simulated),
         "replayed": fmean(one.reuse for one in replayed),
-        "points": f"{points.value:.1f}",
-        "± error": None if points.error is None else f"{points.error:.1f}",
+        "points": _tenths(points.value),
+        "± error": None if points.error is None else _tenths(points.error),
         "within 1": points.within(100 * WITHIN),
         "TTFT s simulated": fmean(one.ttft_s for one in simulated),
         "TTFT s replayed": fmean(one.ttft_s for one in replayed),
@@ -121,6 +121,10 @@ def _differences(one: Pair, other: Pair) -> tuple[float, float]:
         one.simulated.reuse - other.simulated.reuse,
         one.replayed.reuse - other.replayed.reuse,
     )
+
+
+def _tenths(value: float) -> str:
+    return f"{round(value, 1) + 0.0:.1f}"  # no -0.0
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -13,7 +13,9 @@ def pair(simulated: float, replayed: float) -> Pair:
 
 def test_a_mean_has_the_standard_error_of_its_values() -> None:
     # Deviations 1, 0, -1: a variance of 1 over n - 1 = 2; the mean's error is 1 / sqrt(3).
-    assert Mean.of([1.0, 2.0, 3.0]) == Mean(2.0, pytest.approx(0.57735, rel=1e-4))
+    found = Mean.of([1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert found.error == pytest.approx(0.57735, rel=1e-4)
     assert Mean.of([0.5]) == Mean(0.5, None)
 
 
@@ -40,6 +42,7 @@ def test_a_row_says_how_far_apart_the_sides_are_and_how_sure_that_is() -> None:
     assert (told["runs"], told["simulated"], told["replayed"]) == (2, 0.61, 0.60)
     assert (told["points"], told["± error"], told["within 1"]) == ("1.0", "1.0", "open")
     assert (told["TTFT s simulated"], told["session s replayed"]) == (0.1, 4.0)
+    assert row("x", "y", [pair(0.5000, 0.5001)])["points"] == "0.0"
     alone = Figures(0.5, 0.1, None)
     assert row("one at a time", "x", [Pair(alone, alone)])["session s simulated"] is None
 
