@@ -49,7 +49,8 @@ def as_workload(
 ) -> Workload:
     """The script as clients of the simulator, all at one address, as in the replay.
 
-    ``think_scale``: as the replay had it. Each pause is longer by what ``more_s`` says.
+    ``think_scale``: as the replay had it. Each pause is longer by what ``more_s`` says, but not the
+    one before the first call of a lane: in which order sessions come is no chance.
     """
     fresh = _NOBODYS
 
@@ -65,13 +66,16 @@ def as_workload(
             id=step.id,
             row=row,
             output=step.output,
-            pause_s=step.pause_s * think_scale + more_s(),
+            pause_s=step.pause_s * think_scale,
             guest=step.side,
             with_guest=ask(step.beside[0]) if step.beside else None,
             says_limit=True,
         )
 
     lanes = [[ask(step) for step in lane] for lane in script.sessions]
+    for lane in lanes:
+        for later in lane[1:]:
+            later.pause_s += more_s()
     return Workload(lanes, live=script.live)
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench import arms, as_simulated, fit, trace, workload
+from bench import arms, as_simulated, fit, served, trace, workload
+from bench.arms import Arm
+from bench.as_simulated import Prompts
 from bench.cost_model import CostModel
 from bench.fit import Point
 from bench.scripts import Wanted, of_calls
@@ -18,7 +20,7 @@ from bench.served import Bench
 from bench.simulation import simulate
 from bench.steps import Script
 from bench.suite_slots import SLOTS
-from policies.params import Params
+from policies.params import from_mapping
 
 TRACE = "miniswe"
 MOST_OUTPUT = 32
@@ -28,7 +30,8 @@ _COPY_TOKENS = 12_000
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """``bare`` and ``slotwise`` differ in what a request takes outside the engine."""
+    """``bare`` and ``slotwise`` differ in what a request takes outside the engine, and how crowded
+    the cores are."""
 
     bare: CostModel
     slotwise: CostModel
@@ -44,7 +47,7 @@ class Calibrated:
             f"first token, `crowded` to all of them at once, read cold.\n\n"
             f"```yaml\n{fit.as_yaml(self.bare, 'a bare engine, as fitted')}```\n\n"
             f"Through slotwise `outside` is {1000 * through.c_s:.1f} ms and "
-            f"{1e6 * through.a_s:.2f} µs a token."
+            f"{1e6 * through.a_s:.2f} µs a token, `crowded` {self.slotwise.crowded:.2f}."
         )
 
 
@@ -63,9 +66,18 @@ def calibrated(bench: Bench, quick: bool) -> Calibrated:
         copy_tokens_per_s=_copy_tokens_per_s(bench),
         outside=fit.outside(measured),
     )
-    bare = bare.model_copy(update={"crowded": _crowded(bench, bare, alone)})
     slotwise = bare.model_copy(update={"outside": fit.outside(through)})
-    return Calibrated(bare, slotwise, measured)
+    cold = Script([[step] for lane in alone.sessions for step in lane], live=2 * SLOTS)
+    known = as_simulated.strangers(bench.tokens(cold))
+    params, _ = from_mapping(bench.rules(None, 0))
+    unpinned, pinned = arms.arms(["llama.cpp", arms.SLOTWISE], SLOTS, 0, params)
+    arm = bench.bare("all at once", SLOTS)
+    through_arm = bench.slotwise("all at once through slotwise", SLOTS)
+    return Calibrated(
+        _crowded(bench, cold, known, bare, arm, unpinned),
+        _crowded(bench, cold, known, slotwise, through_arm, pinned),
+        measured,
+    )
 
 
 def _one_by_one(script: Script) -> Script:
@@ -98,20 +110,21 @@ def _copy_tokens_per_s(bench: Bench) -> float:
     return 2 * _COPY_TOKENS / max(swapped - same, 1e-4)
 
 
-def _crowded(bench: Bench, cost: CostModel, script: Script) -> float:
-    """How many times as long work takes beside other work.
+def _crowded(
+    bench: Bench, cold: Script, known: Prompts, cost: CostModel, arm: served.Arm, model: Arm
+) -> CostModel:
+    """The cost model with how many times as long work takes beside other work.
 
     All prompts are read from their first token, twice as many at a time as there are slots: so the
     engine is at work throughout, and how long it takes does not hang on what it happens to hold.
     """
-    cold = Script([[step] for lane in script.sessions for step in lane], live=2 * SLOTS)
-    arm = bench.bare("all at once", SLOTS)
     outcome = bench.play(arm, cold, fields={"cache_prompt": False}).outcome
-    (model,) = arms.arms(["llama.cpp"], SLOTS, 0, Params())
-    known = as_simulated.strangers(bench.tokens(cold))
+
+    def slower(crowded: float) -> CostModel:
+        return cost.model_copy(update={"crowded": crowded})
 
     def simulated_s(crowded: float) -> float:
-        slower = cost.model_copy(update={"crowded": crowded})
-        return simulate(as_simulated.as_workload(cold, known, 0.0), model, slower).ended
+        workload = as_simulated.as_workload(cold, known, 0.0)
+        return simulate(workload, model, slower(crowded)).ended
 
-    return fit.crowded(simulated_s, outcome.wall_s)
+    return slower(fit.crowded(simulated_s, outcome.wall_s))

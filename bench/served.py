@@ -140,6 +140,11 @@ def _mib(tokens: int) -> str:
     return str(-(-tokens * KV_BYTES // 2**20))
 
 
+def cached_tokens(ram_tokens: int) -> int:
+    """What a RAM cache for so many tokens holds of the tiny model: its size is in whole MiB."""
+    return int(_mib(ram_tokens)) * 2**20 // KV_BYTES
+
+
 async def _tokens(server: Server, script: Script, done: Callable[[], None]) -> dict[str, Tokens]:
     found = {}
     async with client.connection() as connection:

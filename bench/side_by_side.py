@@ -103,6 +103,8 @@ def order(setup: str, arms: Mapping[str, Sequence[Pair]]) -> str:
             same.append(f"{one} {'>' if simulated > 0 else '<'} {other}")
         else:
             against.append(f"{one} / {other}")
+    if not same and not against:
+        return f"- {setup}: every two are tied on a side or on both."
     told = [
         f"{what}: {'; '.join(pairs)}"
         for what, pairs in (

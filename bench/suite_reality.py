@@ -36,7 +36,7 @@ SIMULATED = ("llama.cpp", _NO_SNAPSHOTS, "session-pin", arms.SLOTWISE)
 LIVE = 8
 MOST_CALLS = 10  # of a session
 MOST_OUTPUT = 32
-_SHAKEN = 5  # simulated runs for each replay
+_SHAKEN = 20  # simulated runs for each replay
 _SHAKE_S = 0.02  # a pause is at most so much longer: what a call takes differs as much
 
 
@@ -127,7 +127,7 @@ def _pairs(
     params, faults = from_mapping(bench.rules(None, setup.ram_tokens))
     assert not faults
     names = [name for name in SIMULATED if setup.ram_tokens or name != _NO_SNAPSHOTS]
-    models = arms.arms(names, SLOTS, setup.ram_tokens, params)
+    models = arms.arms(names, SLOTS, served.cached_tokens(setup.ram_tokens), params)
     found = []
     for arm, model in zip(four_arms(bench, setup.ram_tokens), models, strict=True):
         cost = costs.slotwise if model.name == arms.SLOTWISE else costs.bare

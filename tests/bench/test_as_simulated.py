@@ -32,7 +32,7 @@ def test_what_is_replayed_is_simulated_token_by_token() -> None:
     assert [len(ask.row.full) - len(ask.row.prompt) for ask in asks] == [3, 3]
     assert all(ask.says_limit and not ask.client for ask in asks)
     assert second.pause_s > 0
-    assert [ask.pause_s for ask in asks] == [0.001, second.pause_s * 0.5 + 0.002]
+    assert [ask.pause_s for ask in asks] == [0.0, second.pause_s * 0.5 + 0.001]
 
 
 def test_strangers_are_as_long_and_share_nothing() -> None:

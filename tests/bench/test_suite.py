@@ -72,6 +72,12 @@ def test_bounds_are_counted_in_the_order_of_the_first_tokens() -> None:
     assert served.infinite(served.served_rows(first_long, tokens)) == 399 / 1400
 
 
+def test_a_ram_cache_holds_what_its_whole_mebibytes_hold() -> None:
+    # 90,000 tokens of 528 bytes are 45.3 MiB; the flag says 46, which are 91,353 tokens.
+    assert served.cached_tokens(90_000) == 91_353
+    assert served.cached_tokens(0) == 0
+
+
 def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
     line = "python -m launcher.embedded -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
     shown = suite_slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
