@@ -7,7 +7,7 @@ order with the same pauses), and the standard error of the mean difference says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
@@ -88,7 +88,8 @@ def order(setup: str, arms: Mapping[str, Sequence[Pair]]) -> str:
     """In words: which pairs of arms stand in the same order by reuse on both sides.
 
     Two arms within a point, or within twice the standard error of their difference, are tied on
-    that side.
+    that side. That error holds how much seeds differ; so besides, seed by seed, how often two arms
+    that are more than a point apart on both sides are so in the same way.
     """
     same, near, against = [], [], []
     for one, other in combinations(arms, 2):
@@ -103,8 +104,10 @@ def order(setup: str, arms: Mapping[str, Sequence[Pair]]) -> str:
             same.append(f"{one} {'>' if simulated > 0 else '<'} {other}")
         else:
             against.append(f"{one} / {other}")
+    alike = list(_alike(arms))
+    by_seed = f"Seed by seed {sum(alike)} of {len(alike)} the same way"
     if not same and not against:
-        return f"- {setup}: every two are tied on a side or on both."
+        return f"- {setup}: every two are tied on a side or on both. {by_seed}."
     told = [
         f"{what}: {'; '.join(pairs)}"
         for what, pairs in (
@@ -114,7 +117,15 @@ def order(setup: str, arms: Mapping[str, Sequence[Pair]]) -> str:
         )
         if pairs
     ]
-    return f"- {setup}: {'. '.join(told)}."
+    return f"- {setup}: {'. '.join(told)}. {by_seed}."
+
+
+def _alike(arms: Mapping[str, Sequence[Pair]]) -> Iterator[bool]:
+    """For every two arms and every seed that tells them apart on both sides, whether alike."""
+    for one, other in combinations(arms.values(), 2):
+        for simulated, replayed in map(_differences, one, other):
+            if min(abs(simulated), abs(replayed)) > WITHIN:
+                yield (simulated > 0) == (replayed > 0)
 
 
 def _differences(one: Pair, other: Pair) -> tuple[float, float]:

@@ -89,7 +89,8 @@ def reality(bench: Bench, quick: bool) -> str:
         f"to {1000 * _SHAKE_S:.0f} ms longer. `points` is simulated less replayed reuse, `± error` "
         f"the standard error of its mean, `within 1` open where twice that error allows neither "
         f"yes nor no.\n\n{markdown_table(rows)}\n\nOrder of the arms by reuse, two within a point "
-        f"or twice the standard error of their difference counted as tied:\n\n" + "\n".join(orders)
+        f"or twice the standard error of their difference counted as tied; and seed by seed, where "
+        f"both sides tell two apart by more than a point:\n\n" + "\n".join(orders)
     )
 
 
