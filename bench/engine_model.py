@@ -18,11 +18,12 @@ from typing import NamedTuple
 from bench.cost_model import CostModel
 from bench.ram_cache import RamCache
 from bench.rows import Row
-from policies.prefix import EMPTY, Tokens, lcp
+from policies.prefix import EMPTY, Tokens, lcp, pack
 
 # Tokens: what llama-server takes without -b, and what slotwise gives it.
 BARE_BATCH, SLOTWISE_BATCH = 2048, 512
 _NEVER = float("inf")
+ONE_TOKEN = pack([0])  # of no prompt: what an emptied slot holds
 _SIMILARITY = 0.1  # -sps: a slot that holds a smaller share of the prompt counts as a stranger
 _WORTH_SAVING = 0.5  # a state of which less than this would be kept is saved first
 
@@ -49,6 +50,7 @@ class Job:
     row: Row
     output: int
     pin: int | None  # None: the engine chooses
+    empties: bool = False  # its slot is given a state of one token before it is sent
     slot: int = -1
     cached: int = 0
     begun: float = -1.0  # s, when it got its slot
@@ -151,6 +153,11 @@ class EngineModel:
             self._inbox.insert(0, self._deferred.pop(0))
 
     def _launch(self, job: Job, now: float) -> None:
+        if job.empties and job.pin is not None:
+            self._slots[job.pin].held = ONE_TOKEN
+            job.empties = False
+            self._inbox.append(job)  # it comes while the next batch is at work
+            return
         chosen = self._choose(job)
         if chosen is None:
             self._deferred.append(job)
@@ -209,6 +216,9 @@ class EngineModel:
         for job in inbox:
             self._launch(job, now)
         jobs = [slot.job for slot in self._slots if slot.job is not None]
+        if self._inbox and not jobs:  # nobody is waited for
+            self._begin(now)
+            return
         self._batch = self._plan(jobs, now + self._stall_s) if jobs else None
         self._stall_s = 0.0
         self.next_at = self._batch.ends if self._batch else _NEVER
@@ -219,7 +229,7 @@ class EngineModel:
         looked_back_s = cost.decode_depth_s * sum(map(_depth, generating))
         pieces = self._pieces(jobs, self.setup.batch_tokens - len(generating))
         if not pieces:
-            steps = min(job.left for job in generating)
+            steps = 1 if self._inbox else min(job.left for job in generating)
             step_s = (self._step_s[len(generating) - 1] + looked_back_s) * crowded
             return _Batch(begun, step_s, steps, [], generating)
         work_s = cost.prefill.a_s * len(generating)

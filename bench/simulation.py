@@ -92,7 +92,7 @@ class _Simulation:
 
     def run(self) -> Run:
         windows = (WINDOW_TOKENS,) * self._engine.setup.slots
-        self._feed(EngineReady(ENGINE, PROFILE, windows, None, True), 0.0)
+        self._feed(EngineReady(ENGINE, PROFILE, windows, None, True, empties=True), 0.0)
         for _ in range(self._workload.live or len(self._later)):
             self._begin_session(0.0)
         now = 0.0
@@ -192,7 +192,7 @@ class _Simulation:
         rules = self._result.rules
         rules[action.rule] = rules.get(action.rule, 0) + 1
         pin = action.slot.id_slot if action.slot.id_slot >= 0 else None
-        job = Job(action.id, served.ask.row, served.ask.output, pin)
+        job = Job(action.id, served.ask.row, served.ask.output, pin, action.empties)
         crowd = self._on_the_way > 0 or self._engine.at_work()
         outside_s = self._cost.outside_s(len(job.row.prompt), crowd)
         if not outside_s:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies import admission
 from policies.affinity import chance_of_return_soon, kept_for_s, reuse
@@ -19,6 +20,17 @@ from policies.params import Params
 from policies.park import Park, State
 from policies.pauses import Pauses
 from policies.types import Parked, Request, SlotId, SlotView, WaitingView
+
+_BATCH_TOKENS = 512  # to empty a slot is one more call, which waits for the batch at work
+
+
+class Way(NamedTuple):
+    """One way to put a prompt into a slot."""
+
+    cached: int  # tokens it would not have to compute
+    read_s: float  # until it is read, by itself
+    loss_s: float  # what others lose by it, as far as may be expected
+    empties: bool = False  # the slot is emptied first, so that nothing leaves the cache for it
 
 
 @dataclass(slots=True)
@@ -105,6 +117,7 @@ class Case:
     view: View
     waited_s: float
     fits: list[bool]
+    _ways: dict[int, Way] = field(default_factory=dict)
 
     def idle(self) -> list[int]:
         """Indices of the slots that are at rest and large enough."""
@@ -128,9 +141,7 @@ class Case:
 
     def cached(self, index: int) -> int:
         """Tokens the request would not have to compute on that slot."""
-        here = self._here(index)
-        parked = self._parked(index, here)
-        return here if parked is None else min(parked.shared, len(self.waiting.request.tokens) - 1)
+        return self.way(index).cached
 
     def own_s(self, index: int) -> float:
         """Seconds until the prompt is read on that slot, whatever is destroyed there."""
@@ -138,32 +149,57 @@ class Case:
 
     def read_s(self, index: int) -> float:
         """Seconds that reading the prompt on that slot takes by itself."""
-        params, n = self.view.params, self.waiting.request.tokens.length
-        here = self._here(index)
-        parked = self._parked(index, here)
-        if parked is None:
-            return prefill_s(params.cost, here, n)
-        copy_s = parked.state.tokens / params.keep.restore_tps
-        return copy_s + prefill_s(params.cost, min(parked.shared, n - 1), n)
+        return self.way(index).read_s
 
     def loss_s(self, index: int) -> float:
         """Seconds that others lose, as far as may be expected, if the request takes that slot."""
-        slot, params = self.view.slots[index], self.view.params
-        match = self.waiting.matches[index]
+        return self.way(index).loss_s
+
+    def way(self, index: int) -> Way:
+        """The cheapest way to put it there."""
+        found = self._ways.get(index)
+        if found is None:
+            found = self._ways[index] = self._way(index)
+        return found
+
+    def _way(self, index: int) -> Way:
+        view, slot, match = self.view, self.view.slots[index], self.waiting.matches[index]
+        params, n = view.params, self.waiting.request.tokens.length
+        here = reuse(self.waiting.request, slot, match)
         if slot.view_len == 0:
-            return 0.0
+            return Way(here, prefill_s(params.cost, here, n), 0.0)
         knobs = params.affinity
         chance = 0.0
         if not slot.guest:
             chance = chance_of_return_soon(slot.turns, slot.idle_s, slot.gap_s, slot.calling, knobs)
-        park = self.view.parks.get(slot.id.engine)
+        park = view.parks.get(slot.id.engine)
         if park is None or not park.saves(slot.state, match.lcp):
-            return chance * prefill_s(params.cost, match.lcp, slot.resident)
-        dropped = self.view.dropped(index)
-        lost_s = sum(self.view.loss_of_s(state) for state in dropped)
-        if slot.state in dropped:
-            return lost_s
-        return lost_s + (1 + chance) * slot.resident / params.keep.restore_tps
+            own_loss_s = chance * prefill_s(params.cost, match.lcp, slot.resident)
+            return Way(here, prefill_s(params.cost, here, n), own_loss_s)
+        dropped = view.dropped(index)
+        loss_s = sum(view.loss_of_s(state) for state in dropped)
+        if slot.state not in dropped:
+            loss_s += (1 + chance) * slot.resident / params.keep.restore_tps
+        saving = Way(*self._read(index, here, dropped), loss_s)
+        if not (params.keep.choose and park.empties and dropped):
+            return saving
+        if slot.state in dropped or match.is_home:
+            return saving  # nobody gains by it; what a home holds is the request's own
+        again_s = chance * prefill_s(params.cost, 0, slot.resident)
+        again_s += prefill_s(params.cost, 0, _BATCH_TOKENS)
+        emptying = Way(*self._read(index, 0, ()), again_s, True)
+        return min(saving, emptying, key=lambda way: way.read_s + knobs.destruction * way.loss_s)
+
+    def _read(self, index: int, here: int, dropped: Sequence[State]) -> tuple[int, float]:
+        """Tokens that need not be computed, and the seconds to compute the others, in a slot that
+        has ``here`` of them when its content is saved and these states leave the cache."""
+        params, n = self.view.params, self.waiting.request.tokens.length
+        parked = self._parked(index, here)
+        if parked is None or parked.state in dropped:
+            return here, prefill_s(params.cost, here, n)
+        shared = min(parked.shared, n - 1)
+        copy_s = parked.state.tokens / params.keep.restore_tps
+        return shared, copy_s + prefill_s(params.cost, shared, n)
 
     def cost_s(self, index: int) -> float:
         """Seconds this request costs on that slot: its own and the expected loss."""
@@ -172,16 +208,9 @@ class Case:
         waits_s = view.behind_s(id) + read_s * view.before(id)
         return read_s + waits_s + view.params.affinity.destruction * self.loss_s(index)
 
-    def _here(self, index: int) -> int:
-        return reuse(self.waiting.request, self.view.slots[index], self.waiting.matches[index])
-
     def _parked(self, index: int, here: int) -> Parked | None:
         """What the RAM cache would bring into that slot. None: nothing better than it has."""
-        slot = self.view.slots[index]
-        parked = self.waiting.parked.get(slot.id.engine)
+        parked = self.waiting.parked.get(self.view.slots[index].id.engine)
         if parked is None or parked.shared <= here or not self.waiting.request.cache_prompt:
-            return None
-        park = self.view.parks[slot.id.engine]
-        if not park.saves(slot.state, here) or parked.state in self.view.dropped(index):
             return None
         return parked

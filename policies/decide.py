@@ -71,12 +71,14 @@ _HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SES
 
 def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
     request, slot = case.waiting.request, case.view.slots[index]
+    way = case.way(index)
     return Place(
         index,
         rule,
-        case.cached(index),
+        way.cached,
         admission.granted_tokens(request, slot.window, case.view.params),
         why,
+        way.empties,
     )
 
 
@@ -156,7 +158,8 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
         return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
     candidates = _unprotected(case, idle)
     cost_s, _, index = min([(case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates])
-    why = f"{cost_s:.2f} s, the least of {len(candidates)}"
+    emptied = ", emptied first" if case.way(index).empties else ""
+    why = f"{cost_s:.2f} s, the least of {len(candidates)}{emptied}"
     return _place(case, index, _newcomer_rule(slots[index]), why)
 
 

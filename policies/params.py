@@ -124,6 +124,7 @@ class Keep:
     worth: float = _knob(30, "s/s", 0, 1e6, "waits so long for each second that would be lost")
     keep_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of a newcomer's wait for it")
     park: bool = _switch("off: what the engine's RAM cache holds is not counted on")
+    choose: bool = _switch("off: what a slot holds is saved there, whatever it is worth")
     park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what that holds; 0: by its MiB")
     restore_tps: float = _knob(200_000, "tokens/s", 1, 1e9, "a state comes back from there")
 

@@ -6,6 +6,9 @@ slot does. All of it follows from what the proxy sends, so the proxy knows what 
 displacement really destroys are the entries it drops, and a conversation that lost its slot may
 come back for the price of a copy.
 
+That what a slot holds is always worth more than the oldest entries is the engine's idea, not ours.
+Where a slot can be emptied first, it is chosen which of them is lost.
+
 The mirror is a belief: sizes are counted in tokens where the engine counts bytes. Where the engine
 reuses less than was expected, what is believed of it is dropped.
 """
@@ -65,6 +68,7 @@ class Park:
 
     limit_tokens: int
     states: tuple[State, ...] = ()
+    empties: bool = False  # a slot can be emptied first, and then nothing of it is saved
 
     def best(self, prompt: Tokens) -> tuple[int, State | None]:
         """Tokens of the prompt that the cache could serve, and by which entry."""
@@ -99,8 +103,15 @@ class Park:
         if not self.saves(old, kept):
             return None
         states, _ = self.room_for(old)
+        return self._load(states, prompt, kept / old.tokens, kept / len(prompt))
+
+    def into_emptied(self, prompt: Tokens) -> Swap:
+        """What happens when it goes to a slot that was emptied for it."""
+        return self._load(self.states, prompt, 0.0, 0.0)
+
+    def _load(self, states: tuple[State, ...], prompt: Tokens, keep: float, similar: float) -> Swap:
+        """The entry that is better than what the slot has, by both shares, moves there."""
         best: State | None = None
-        keep, similar = kept / old.tokens, kept / len(prompt)
         for state in states:
             shared = state.shared(prompt)
             state_keep, state_similar = shared / state.tokens, shared / len(prompt)

@@ -156,6 +156,7 @@ class Place:
     expected_cached: int  # tokens
     max_tokens: int | None  # what it may generate, cut to the room; None: as asked
     why: str  # the numbers it was decided on
+    empties: bool = False  # the slot is emptied first: what it holds is lost
 
 
 @dataclass(frozen=True, slots=True)

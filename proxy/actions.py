@@ -53,6 +53,7 @@ class Dispatch:
     regret: tuple[Loss, ...] = ()  # seconds lost against the best slot at once, see policies.regret
     promoted: Promotion | None = None  # it went first because it had waited
     home_wait: HomeWait | None = None  # it had waited for a busy home
+    empties: bool = False  # what the slot holds goes first, so that the engine does not save it
 
 
 @dataclass(frozen=True, slots=True)

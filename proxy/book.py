@@ -14,7 +14,7 @@ from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
 from policies.prefix import lcp
-from policies.types import Match, Reason, Request, SlotView, WaitingView
+from policies.types import Match, Place, Reason, Request, SlotView, WaitingView
 from policies.working_set import WorkingSet
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
@@ -255,9 +255,10 @@ class Profile:
         return 0.0 if running.read else max(0.0, running.read_at(self.params.cost) - now)
 
     def held_for(
-        self, request: Request, matches: list[Match], slot: int, swap: Swap | None
+        self, request: Request, matches: list[Match], place: Place, swap: Swap | None
     ) -> Held:
         """What the slots hold of a prompt that is about to be placed on one of them."""
+        slot = place.slot
         content = self.mirrors[slot].content
         match = matches[slot]
         others = [
@@ -270,6 +271,8 @@ class Profile:
         if swap is not None and swap.loaded is not None:
             here = min(lcp(swap.loaded.view, request.tokens), swap.loaded.held)
             tail = swap.loaded.shared(request.tokens) - here
+        elif place.empties:
+            here = tail = 0
         return Held(
             here=here,
             tail=tail,

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from policies import guest, order
 from policies.admission import pool_need
 from policies.case import View
+from policies.continuation import STRANGER
 from policies.decide import decide
 from policies.params import Params
-from policies.park import Park
+from policies.park import Park, Swap
 from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
 from policies.working_set import may_start
 from proxy import words
@@ -124,7 +125,7 @@ class Deciding:
         told = story(profile, waiter, place, view, now)
         waiter.context.started = True
         mirror: SlotMirror | None = None
-        held, before = Held(), None
+        held, before, loaded = Held(), None, None
         if place.slot == UNPINNED:
             engine = profile.unpinned_engine()
             assert engine is not None
@@ -140,9 +141,14 @@ class Deciding:
             if place.rule is Rule.HOME and not match.same:
                 content = mirror.content
                 profile.saw_pause(waiter.view.arrived - content.last_used, content.calling)
-            swap = engine.park.swap(mirror.content, request.tokens)
-            held = profile.held_for(request, waiter.view.matches, place.slot, swap)
-            loaded = None
+            if place.empties:
+                swap: Swap | None = engine.park.into_emptied(request.tokens)
+            else:
+                swap = engine.park.swap(mirror.content, request.tokens)
+            held = profile.held_for(request, waiter.view.matches, place, swap)
+            if place.empties:
+                mirror.forget()
+                match = STRANGER
             if swap is not None:
                 before, loaded = engine.park, swap.loaded
                 engine.replace_park(swap.states)
@@ -177,6 +183,7 @@ class Deciding:
                 regret=told.regret,
                 promoted=told.promoted,
                 home_wait=told.home_wait,
+                empties=place.empties,
             )
         )
 

@@ -90,6 +90,25 @@ class EngineClient:
                 raise EngineUnreachableError("the engine is gone") from None
             raise
 
+    # ------------------------------------------------------------ emptied slots
+
+    async def keep_emptied(self, id_slot: int) -> bool:
+        """Keep the state of this idle slot, one token of no prompt, as what :meth:`empty` puts
+        into a slot. False: the engine refuses."""
+        return await self._slot_file(id_slot, "save")
+
+    async def empty(self, id_slot: int) -> bool:
+        """Replace what an idle slot holds by one token. Erased, it would not be filled from the
+        RAM cache. False: the engine refuses."""
+        return await self._slot_file(id_slot, "restore")
+
+    async def _slot_file(self, id_slot: int, action: str) -> bool:
+        # The port tells the engines apart whose files lie in one directory.
+        name = f"emptied-{httpx.URL(self.url).port or 80}"
+        body = orjson.dumps({"filename": name})
+        answer = await self.exchange("POST", f"/slots/{id_slot}?action={action}", body)
+        return answer.is_success
+
     async def _request(
         self, method: str, path: str, content: bytes | None, timeout_s: float
     ) -> httpx.Response:

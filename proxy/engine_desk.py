@@ -182,7 +182,8 @@ class EngineDesk:
         # Of a unified KV each slot's own window is the whole pool.
         pool = max(result.windows) if served.kv_unified else None
         growth = self._memory.engine_ready(engine, served.growth, served.peak_bytes)
-        self._feed(EngineReady(engine, profile, windows, pool, result.pins, growth))
+        pins, empties = result.pins, result.empties
+        self._feed(EngineReady(engine, profile, windows, pool, pins, growth, empties))
         self._wake_who_waits()
 
     def down(self, engine: str, reason: str, text: str = "") -> None:

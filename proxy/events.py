@@ -34,6 +34,7 @@ class EngineReady:
     pool: int | None  # tokens of the unified KV pool; None: one stream per slot
     pins: bool  # False: a probe showed that pins do not hold
     growth: Growth = field(default_factory=Growth)  # what it can still take of the machine's memory
+    empties: bool = False  # its slots can be emptied so that its RAM cache serves them all the same
 
 
 @dataclass(frozen=True, slots=True)

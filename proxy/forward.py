@@ -8,6 +8,7 @@ its own name, since it decides what is believed of the slot afterwards.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,8 @@ from proxy.sse import Progress, Seen, SseReader
 from proxy.standstill import stands_still
 from proxy.ticket import Ticket
 from proxy.upstream import UpstreamStream
+
+log = logging.getLogger(__name__)
 
 _TAIL_S = 5.0  # after the end marker: for what the engine may still send
 _RETRY_AFTER_S = 5
@@ -100,6 +103,8 @@ class Forwarding:
         if self._reply.opened:
             await self._reply.comment(self._line(dispatch))
         self._ticket.sent = True
+        if dispatch.empties and not await client.empty(dispatch.slot.id_slot):
+            log.warning("slot %s was not emptied for %s", dispatch.slot, dispatch.id)
         with self._watched(client, dispatch.slot.id_slot):
             upstream = await client.open(self._request.path, body)
             try:

@@ -40,6 +40,7 @@ class ProbeResult:
     windows: tuple[int, ...] = ()  # tokens, by id_slot
     props: dict[str, Any] = field(default_factory=dict)
     idle: bool = True  # False: at work for somebody else, so it was not probed
+    empties: bool = False  # its slots can be emptied with EngineClient.empty
 
 
 async def probe(engine: EngineClient) -> ProbeResult:
@@ -59,7 +60,8 @@ async def probe(engine: EngineClient) -> ProbeResult:
         return ProbeResult(True, False, text, windows, props, idle=False)
     fault = await _try_pins(engine, len(windows))
     text = fault or "pins hold and idle slots keep what they hold"
-    return ProbeResult(True, fault is None, text, windows, props)
+    empties = await _try_emptying(engine, {0, len(windows) - 1}) and fault is None
+    return ProbeResult(True, fault is None, text, windows, props, empties=empties)
 
 
 def _windows(props: Any, slots: Any) -> tuple[int, ...]:
@@ -84,10 +86,23 @@ async def _try_pins(engine: EngineClient, n_slots: int) -> str | None:
             await _pinned(engine, other, 0)
         grown = await _pinned(engine, first + other[:8], last)
         slots = await engine.slots()
-        await _erase(engine, {0, last})
         return _fault(grown, slots, last, len(first))
     except _BAD_ANSWERS as error:
         return f"the probe failed: {error!r}"
+
+
+async def _try_emptying(engine: EngineClient, used: set[int]) -> bool:
+    """Erase the slots used; then make the state that :meth:`EngineClient.empty` puts into one, and
+    try that. Without a directory for such files the engine refuses, and the text just stays."""
+    try:
+        if not await _erase(engine, used):
+            return False
+        word = await engine.tokenize(" fox")
+        await _pinned(engine, word[-1:], 0)
+        done = await engine.keep_emptied(0) and await engine.empty(0)
+        return await _erase(engine, {0}) and done
+    except _BAD_ANSWERS:
+        return False
 
 
 def _fault(grown: dict[str, Any], slots: Any, last: int, n_first: int) -> str | None:
@@ -121,7 +136,10 @@ async def _pinned(engine: EngineClient, ids: list[int], id_slot: int) -> dict[st
     return answer
 
 
-async def _erase(engine: EngineClient, ids: set[int]) -> None:
-    """Empty the slots used; without a slot path the engine refuses, and the text just stays."""
-    for id_slot in ids:
+async def _erase(engine: EngineClient, ids: set[int]) -> bool:
+    """Whether all of them were erased."""
+    answers = [
         await engine.exchange("POST", f"/slots/{id_slot}?action=erase", b"{}", timeout_s=10)
+        for id_slot in ids
+    ]
+    return all(answer.is_success for answer in answers)

@@ -126,7 +126,7 @@ class Scheduler:
             for i, window in enumerate(event.windows)
         ]
         keep = profile.params.keep
-        park = Park(keep.park_tokens if keep.park else 0)
+        park = Park(keep.park_tokens if keep.park else 0, empties=event.empties)
         profile.add_engine(
             Engine(event.engine, event.profile, mirrors, event.pool, event.pins, park)
         )

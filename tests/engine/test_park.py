@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.engine.conftest import StartEngine
 from tests.engine.talk import PINNABLE, RAM_CACHE, Conversation, proxied, words
 
@@ -38,3 +42,20 @@ def test_what_the_cache_had_no_room_for_is_not_expected(start_engine: StartEngin
         assert max(cached) < 100
         assert expected[0] > 600, "it was told of a cache"
         assert min(expected[1:]) < 100, "and believes the engine"
+
+
+@pytest.mark.parametrize("choose", [True, False])
+def test_what_a_slot_holds_goes_where_the_cache_has_what_is_worth_more(
+    start_engine: StartEngine, tmp_path: Path, choose: bool
+) -> None:
+    """Saved, the short conversation would push out the long one that is asked for."""
+    files = ("--slot-save-path", f"{tmp_path}/")
+    engine = start_engine(*ONE_SLOT, *PINNABLE, "--cache-ram", "1", "-sps", "0.1", *files)
+    with proxied(engine, keep={"park_tokens": 2000, "choose": choose}) as proxy:
+        long, short = Conversation(proxy, words("long", 1300)), Conversation(proxy, words("s", 800))
+        long.say(words("hello", 50))
+        short.say(words("hello", 50))
+        answer = long.say(words("again", 20))
+    cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert (cached > 1300) is choose
+    assert int(answer.headers["X-Slotwise-Expected-Cached"]) == cached

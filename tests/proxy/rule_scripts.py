@@ -84,6 +84,15 @@ def back_from_the_ram_cache() -> list[Step]:
     ]
 
 
+def asked_for_in_a_full_cache() -> list[Step]:
+    """x is in the RAM cache, which has no room for y beside it; x comes back."""
+    return [
+        *served(0, turn("x", "x", 30_000)),
+        *served(1, turn("y", "y", 30_000)),
+        (2, turn("x2", "x", 30_100, 2)),
+    ]
+
+
 def displacing_the_cheaper() -> list[Step]:
     """A conversation of 20,000 tokens, then a call of 3,000; then somebody else."""
     return [

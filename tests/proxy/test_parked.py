@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.actions import Action, Dispatch
-from proxy.events import Failure, RequestArrived, RequestFailed, RequestProgressed
+from proxy.events import EngineReady, Failure, RequestArrived, RequestFailed, RequestProgressed
 from proxy.scheduler import Scheduler
-from tests.proxy.script import arrived, dispatches, finished, scheduler, serve, text
+from tests.proxy.script import arrived, dispatches, finished, params, scheduler, serve, text
+
+OFF = {"enabled": False}
 
 
 def in_session(id: str, session: str, *parts: tuple[str, int], turns: int = 2) -> RequestArrived:
@@ -91,3 +93,38 @@ def test_what_a_ram_cache_has_is_no_guest_however_short() -> None:
         if isinstance(action, Dispatch)
     ]
     assert (back.rule, back.expected_cached) == ("affinity", 600)
+
+
+def filled(empties: bool) -> Scheduler:
+    """One slot, and a RAM cache that has x and no room for y, who has the slot."""
+    keeps = {"enabled": False, "park_tokens": 20_000}
+    s = Scheduler({"p": params(guest=OFF, cap=OFF, keep=keeps)})
+    s.handle(EngineReady("e", "p", (100_000,), None, True, empties=empties), 0.0)
+    for name, now in (("x", 0), ("y", 10)):
+        serve(s, in_session(f"{name}1", name, (name, 12_000)), now)
+    return s
+
+
+def sent(actions: list[Action]) -> Dispatch:
+    return next(action for action in actions if isinstance(action, Dispatch))
+
+
+def test_a_slot_is_emptied_for_what_the_cache_would_lose_by_its_content() -> None:
+    back = in_session("x2", "x", ("x", 12_000), ("x2", 100), turns=2)
+    s = filled(empties=True)
+    told = sent(s.handle(back, 20))
+    assert (told.empties, told.expected_cached, told.displaces) == (True, 12_000, "y1")
+    s.handle(finished("x2", cached=12_000), 25)
+    lost = in_session("y2", "y", ("y", 12_000), ("y2", 100), turns=2)
+    assert sent(s.handle(lost, 30)).expected_cached == 0, "what was emptied is nowhere"
+
+
+def test_without_a_gain_a_slot_is_not_emptied() -> None:
+    told = sent(filled(empties=True).handle(in_session("z1", "z", ("z", 500)), 20))
+    assert not told.empties, "the cache lets x go, whom nobody asks for and who is as dear as y"
+
+
+def test_an_engine_whose_slots_cannot_be_emptied_saves_what_they_hold() -> None:
+    back = in_session("x2", "x", ("x", 12_000), ("x2", 100), turns=2)
+    told = sent(filled(empties=False).handle(back, 20))
+    assert (told.empties, told.expected_cached) == (False, 0)

@@ -29,7 +29,7 @@ Done = list[str]
 def play(steps: list[Step], policy: dict[str, Any], windows: tuple[int, ...]) -> Done:
     """What the scheduler does: ``id>slot/rule`` and ``id!code``, in order."""
     scheduler = Scheduler({"p": params(**policy)})
-    actions = scheduler.handle(EngineReady("e", "p", windows, None, True), 0.0)
+    actions = scheduler.handle(EngineReady("e", "p", windows, None, True, empties=True), 0.0)
     for now, event in steps:
         actions += scheduler.handle(event, now)
     return [told for action in actions if (told := shown(action))]
@@ -39,7 +39,8 @@ def shown(action: Action) -> str | None:
     match action:
         case Dispatch():
             cut = f" {action.max_tokens}" if action.max_tokens is not None else ""
-            return f"{action.id}>{action.slot.id_slot}/{action.rule}{cut}"
+            emptied = " emptied" if action.empties else ""
+            return f"{action.id}>{action.slot.id_slot}/{action.rule}{cut}{emptied}"
         case Refuse():
             return f"{action.id}!{action.code}"
     return None
@@ -94,6 +95,13 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
     "order.background": (does.a_side_job_beside_a_prompt, CALM, TWO, [], ["t>0/guest"]),
     "keep.enabled": (does.a_newcomer_between_turns, {"cap": OFF}, TWO, [], ["n>1/affinity"]),
     "keep.park": (does.back_from_the_ram_cache, PARK, TWO, ["x2>1/affinity"], []),
+    "keep.choose": (
+        does.asked_for_in_a_full_cache,
+        PARK,
+        ONE,
+        ["x2>0/affinity emptied"],
+        ["x2>0/affinity"],
+    ),
     "cap.enabled": (
         does.a_third_conversation,
         {"keep": OFF, "cold": OFF},
@@ -164,7 +172,7 @@ ELSEWHERE = dict.fromkeys(
 def journal(path: Path, steps: list[Step], policy: dict[str, Any]) -> bytes:
     scheduler = Scheduler({"p": params(**policy)})
     written = Journal(path)
-    for now, event in [(0.0, EngineReady("e", "p", FOUR, None, True)), *steps]:
+    for now, event in [(0.0, EngineReady("e", "p", FOUR, None, True, empties=True)), *steps]:
         written.write(now, event, scheduler.handle(event, now))
     written.close()
     return path.read_bytes()
