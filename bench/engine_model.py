@@ -23,7 +23,7 @@ from policies.prefix import EMPTY, Tokens, lcp, pack
 # Tokens: what llama-server takes without -b, and what slotwise gives it.
 BARE_BATCH, SLOTWISE_BATCH = 2048, 512
 _NEVER = float("inf")
-ONE_TOKEN = pack([0])  # of no prompt: what an emptied slot holds
+ONE_TOKEN = pack([(1 << 32) - 1])  # of no prompt: what an emptied slot holds
 _SIMILARITY = 0.1  # -sps: a slot that holds a smaller share of the prompt counts as a stranger
 _WORTH_SAVING = 0.5  # a state of which less than this would be kept is saved first
 

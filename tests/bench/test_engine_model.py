@@ -225,6 +225,21 @@ def test_idle_slots_are_published_at_each_launch_unless_told_otherwise(
     assert engine.copy_s == pytest.approx(parked / 1000)
 
 
+def test_a_slot_that_was_emptied_saves_nothing_and_is_filled_from_the_cache() -> None:
+    cached = {}
+    for empties in (True, False):
+        engine = EngineModel(EngineSetup(1, 1500, idle_snapshots=False), PLAIN)
+        for name, prompt in (("a", ids(1000)), ("b", ids(1000, 10_000))):
+            engine.submit(job(name, prompt, pin=0), 0.0 if name == "a" else 5.0)
+            serve(engine)
+        back = job("a2", ids(1100), pin=0)
+        back.empties = empties
+        engine.submit(back, 10.0)
+        serve(engine)
+        cached[empties] = back.cached
+    assert cached == {True: 1000, False: 0}
+
+
 # ---------------------------------------------------------------- RAM cache
 
 

@@ -103,3 +103,12 @@ def test_it_agrees_with_the_model_of_the_engine_on_random_scripts() -> None:
             assert (swap.loaded.view if swap.loaded else None) == loaded
             assert [s.view for s in swap.states] == cache.entries
             park = Park(limit, swap.states)
+
+
+def test_an_emptied_slot_pushes_nothing_out_and_is_given_what_serves_the_prompt() -> None:
+    park = Park(2500, (state(A), state(B)))
+    grown = A.grown(1000, ids(50, 95_000).packed)
+    swap = park.into_emptied(grown)
+    assert swap.loaded is not None
+    assert (swap.loaded.view, [s.view for s in swap.states]) == (A, [B])
+    assert park.into_emptied(C) == (park.states, None)

@@ -153,3 +153,14 @@ def test_text_goes_to_ids_and_back(stub: StubServer) -> None:
         await client.close()
 
     asyncio.run(run())
+
+
+def test_an_engine_that_keeps_no_slot_files_says_so(stub: StubServer) -> None:
+    async def run() -> tuple[bool, bool]:
+        client = EngineClient(stub.url, None)
+        try:
+            return await client.keep_emptied(0), await client.empty(0)
+        finally:
+            await client.close()
+
+    assert asyncio.run(run()) == (False, False)
