@@ -80,7 +80,7 @@ class Affinity:
     by_tools: bool = _switch("off: every answer is followed by the same pause")
     return_gaps: float = _knob(1, "pauses", 0.01, 1000, "after which the odds are halved")
     return_power: float = _knob(2, "exponent", 0.1, 10, "how fast they fall after that")
-    horizon_s: float = _knob(300, "s", 0, 864000, "a return later than this is no loss")
+    horizon_s: float = _knob(150, "s", 0, 864000, "a return later than this is no loss")
     learn_gap: bool = _switch("off: the typical pauses stay as given")
     slot_order: bool = _switch("off: what is read in other slots counts for nothing")
     protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")

@@ -82,7 +82,7 @@ def test_before_an_engine_at_rest_nobody_waits_longer_than_the_loss_takes() -> N
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
     s.handle(in_session("b1", "b", ("head", 50), ("b", 3000)), 1)
     # 3 s of work, and four to one that its owner comes back
-    assert dispatches(tick(s, 3.1)) == []
+    assert dispatches(tick(s, 3.0)) == []
     assert [id for id, _, _ in dispatches(tick(s, 3.5))] == ["b1"]
 
 
