@@ -77,10 +77,10 @@ def back_from_the_ram_cache() -> list[Step]:
     """x lost its slot and is in the RAM cache; it comes back while a long prompt is read."""
     return [
         *served(0, turn("x", "x", 9000)),
-        *served(1, turn("y", "y", 9000)),
-        *served(2, turn("z", "z", 9000)),
-        (3, turn("d", "d", 9000)),
-        (4, turn("x2", "x", 9100, 2)),
+        *served(10, turn("y", "y", 9000)),
+        *served(20, turn("z", "z", 9000)),
+        (30, turn("d", "d", 9000)),
+        (31, turn("x2", "x", 9100, 2)),
     ]
 
 
