@@ -103,8 +103,8 @@ class Forwarding:
         if self._reply.opened:
             await self._reply.comment(self._line(dispatch))
         self._ticket.sent = True
-        if dispatch.empties and not await client.empty(dispatch.slot.id_slot):
-            log.warning("slot %s was not emptied for %s", dispatch.slot, dispatch.id)
+        if dispatch.empties:
+            await self._empty(client, dispatch)
         with self._watched(client, dispatch.slot.id_slot):
             upstream = await client.open(self._request.path, body)
             try:
@@ -117,6 +117,15 @@ class Forwarding:
                 upstream.close()
                 # Behind the end of this one, which is on its way to the client.
                 asyncio.get_running_loop().call_soon(client.expect_another)
+
+    async def _empty(self, client: EngineClient, dispatch: Dispatch) -> None:
+        """Where it cannot be done the request goes all the same: it finds less in the cache."""
+        try:
+            done = await client.empty(dispatch.slot.id_slot)
+        except EngineUnreachableError:
+            done = False
+        if not done:
+            log.warning("slot %s was not emptied for %s", dispatch.slot, dispatch.id)
 
     # ------------------------------------------------------------ the answer
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from proxy import forward
 from proxy.actions import Dispatch
+from proxy.engine import EngineClient
+from proxy.errors import EngineUnreachableError
 from proxy.events import Failure, RequestFailed
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, queue, told
 from tests.support import StubServer, wait_until_async
@@ -107,6 +110,33 @@ def test_a_silent_engine_ends_the_request_after_its_bound(stub: StubServer) -> N
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("fault", ["refused", "unreachable"])
+def test_a_slot_that_cannot_be_emptied_serves_all_the_same(
+    stub: StubServer, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_as_it_is = forward.Forwarding.run
+
+    async def run_emptied(self: forward.Forwarding, dispatch: Dispatch) -> int:
+        return await run_as_it_is(self, replace(dispatch, empties=True))
+
+    async def empty(self: EngineClient, id_slot: int) -> bool:
+        if fault == "unreachable":
+            raise EngineUnreachableError("no answer")
+        return False
+
+    monkeypatch.setattr(forward.Forwarding, "run", run_emptied)
+    monkeypatch.setattr(EngineClient, "empty", empty)
+
+    async def run() -> None:
+        async with proxy(stub.url) as p:
+            response = await p.client.post(CHAT, json=chat(stream=True))
+            assert response.text.endswith("data: [DONE]\n\n")
+            assert p.journal.events(RequestFailed) == []
+
+    asyncio.run(run())
+    assert "was not emptied for" in caplog.text
+
+
 def test_a_stream_kept_open_behind_its_end_is_ended(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,8 +144,8 @@ def test_a_stream_kept_open_behind_its_end_is_ended(
 
     async def run() -> None:
         async with proxy(stub.url) as p:
-            stub.configure(end_late_s=20.0)
-            async with asyncio.timeout(10):
+            stub.configure(end_late_s=8.0)
+            async with asyncio.timeout(5):
                 response = await p.client.post(CHAT, json=chat(stream=True))
             assert response.text.endswith("data: [DONE]\n\n")
             assert p.journal.events(RequestFailed) == []
