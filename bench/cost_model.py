@@ -94,8 +94,7 @@ class CostModel(BaseModel):
 
 def known() -> list[str]:
     """The names of the cost models that come with the project."""
-    files = COSTS.iterdir()
-    return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
+    return sorted(path.stem for path in COSTS.glob("*.yaml"))
 
 
 def load(name: str) -> CostModel:

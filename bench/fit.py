@@ -118,7 +118,8 @@ def decode_step_s(measured: Sequence[Point], depth_s: float) -> float:
     if not each:
         raise ValueError("decode: the server does not tell how long it generated")
     contexts = sum(point.n1 + point.steps / 2 for point in measured)
-    return max(median(each) - depth_s * contexts, 0.1 * median(each))
+    typical_s = median(each)
+    return max(typical_s - depth_s * contexts, 0.1 * typical_s)
 
 
 def crowded(simulated_s: Callable[[float], float], measured_s: float) -> float:

@@ -77,7 +77,7 @@ def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
         rule,
         way.cached,
         admission.granted_tokens(request, slot.window, case.view.params),
-        why,
+        f"{why}, emptied first" if way.empties else why,
         way.empties,
     )
 
@@ -125,9 +125,8 @@ def _as_guest(case: Case) -> Verdict:
     seat = guest.seat(slots, case.free(), behind_s, params)
     if seat is not None:
         return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
-    losses_s = {i: case.loss_s(i) for i in idle}
-    index = min(idle, key=lambda i: (losses_s[i] + behind_s[i], slots[i].id.id_slot))
-    loss_s = losses_s[index]
+    index = min(idle, key=lambda i: (case.loss_s(i) + behind_s[i], slots[i].id.id_slot))
+    loss_s = case.loss_s(index)
     wait_s = guest.wait_before_breaking_s(loss_s, params)
     soon_s = guest.another_ends_in_s(slots, params)
     if soon_s < loss_s and case.waited_s < params.guest.guest_max_wait_s:
@@ -158,8 +157,7 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
         return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
     candidates = _unprotected(case, idle)
     cost_s, _, index = min([(case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates])
-    emptied = ", emptied first" if case.way(index).empties else ""
-    why = f"{cost_s:.2f} s, the least of {len(candidates)}{emptied}"
+    why = f"{cost_s:.2f} s, the least of {len(candidates)}"
     return _place(case, index, _newcomer_rule(slots[index]), why)
 
 

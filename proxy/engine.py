@@ -104,7 +104,7 @@ class EngineClient:
 
     async def _slot_file(self, id_slot: int, action: str) -> bool:
         # The port tells the engines apart whose files lie in one directory.
-        name = f"emptied-{httpx.URL(self.url).port or 80}"
+        name = f"emptied-{address_of(self.url).port}"
         body = orjson.dumps({"filename": name})
         answer = await self.exchange("POST", f"/slots/{id_slot}?action={action}", body)
         return answer.is_success

@@ -56,19 +56,19 @@ class JoinedHead:
 
 
 class Protocol(HttpToolsProtocol):
-    """As uvicorn's."""
+    """As uvicorn's, with a bound on the wait for a head."""
 
     _head_timer: asyncio.TimerHandle | None = None  # while a head is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, JoinedHead(transport)))
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+        self._await_head()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._in_head():
             if self._head_timer is None:
-                self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+                self._await_head()
         elif self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -83,11 +83,14 @@ class Protocol(HttpToolsProtocol):
         puts the method into it at its end."""
         return self.scope is None or "method" not in self.scope
 
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
     def _head_is_late(self) -> None:
         """Whoever began is told why; where nothing came there is nothing to say."""
         if self.cycle is not None and not self.cycle.response_complete:
             # The next request of a client that waits for the answer to one before.
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+            self._await_head()
             return
         if self.scope is not None:
             self.transport.write(_LATE)

@@ -114,6 +114,7 @@ def test_a_slot_is_emptied_for_what_the_cache_would_lose_by_its_content() -> Non
     s = filled(empties=True)
     told = sent(s.handle(back, 20))
     assert (told.empties, told.expected_cached, told.displaces) == (True, 12_000, "y1")
+    assert told.why.endswith(", emptied first"), "whoever placed it says so"
     s.handle(finished("x2", cached=12_000), 25)
     lost = in_session("y2", "y", ("y", 12_000), ("y2", 100), turns=2)
     assert sent(s.handle(lost, 30)).expected_cached == 0, "what was emptied is nowhere"
