@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 
-from policies.params import Affinity, Keep
+from policies.cost import piece_s
+from policies.params import Affinity, Cost, Keep
+from policies.park import State
 from policies.types import Match, Request, SlotView
+
+_REPEATED = 2  # turns: what a one-shot prompt begins with was asked for twice
+_FIRST_REPEAT = 0.1  # chance that one comes that begins like another, before any did
 
 
 def reuse(request: Request, slot: SlotView, match: Match) -> int:
@@ -53,6 +58,27 @@ def chance_of_return_soon(
     away = _still_away(idle_s, gap_s, knobs)
     then = _still_away(idle_s + knobs.horizon_s, gap_s, knobs)
     return odds * (away - then) / (odds * away + 1)
+
+
+def expected_loss_s(
+    state: State, kept: int, idle_s: float, gap_s: float, cost: Cost, knobs: Affinity
+) -> float:
+    """Seconds that are lost, as far as may be expected, where of a state only the first ``kept``
+    tokens go on.
+
+    A conversation's next turn repeats all of it. A one-shot prompt never comes again, but what it
+    begins with may: as much as came from the cache for it was asked for twice; of the rest nobody
+    knows yet.
+    """
+    if not state.guest:
+        chance = chance_of_return_soon(state.turns, idle_s, gap_s, state.calling, knobs)
+        return chance * piece_s(cost, kept, state.tokens)
+    repeated = min(state.cached, state.held)
+    seconds = _FIRST_REPEAT * piece_s(cost, max(kept, repeated), state.held)
+    if kept < repeated:
+        chance = chance_of_return_soon(_REPEATED, idle_s, gap_s, False, knobs)
+        seconds += chance * piece_s(cost, kept, repeated)
+    return seconds
 
 
 def _odds(turns: int, calling: bool, knobs: Affinity) -> float:

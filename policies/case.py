@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policies import admission
-from policies.affinity import chance_of_return_soon, kept_for_s, reuse
+from policies.affinity import chance_of_return_soon, expected_loss_s, kept_for_s, reuse
 from policies.bounds import bound_s
-from policies.cost import prefill_s
+from policies.cost import piece_s, prefill_s
 from policies.params import Params
 from policies.park import Park, State
 from policies.pauses import Pauses
@@ -97,16 +97,13 @@ class View:
 
     def loss_of_s(self, state: State) -> float:
         """Seconds that are lost, as far as may be expected, with a state that nobody has again."""
-        if state.guest or not state.tokens or self.pauses is None:
+        params = self.params
+        if self.pauses is None:
             return 0.0
-        again_s = prefill_s(self.params.cost, 0, state.tokens)
         if state.request in self.asked_for:
-            return again_s
+            return piece_s(params.cost, 0, state.tokens)
         gap_s, idle_s = self.pauses.typical_s(state.calling), self.now - state.last_used
-        chance = chance_of_return_soon(
-            state.turns, idle_s, gap_s, state.calling, self.params.affinity
-        )
-        return chance * again_s
+        return expected_loss_s(state, 0, idle_s, gap_s, params.cost, params.affinity)
 
 
 @dataclass(slots=True)
@@ -168,27 +165,34 @@ class Case:
         here = reuse(self.waiting.request, slot, match)
         if slot.view_len == 0:
             return Way(here, prefill_s(params.cost, here, n), 0.0)
-        knobs = params.affinity
-        chance = 0.0
-        if not slot.guest:
-            chance = chance_of_return_soon(slot.turns, slot.idle_s, slot.gap_s, slot.calling, knobs)
         park = view.parks.get(slot.id.engine)
         if park is None or not park.saves(slot.state, match.lcp):
-            own_loss_s = chance * prefill_s(params.cost, match.lcp, slot.resident)
-            return Way(here, prefill_s(params.cost, here, n), own_loss_s)
+            return Way(here, prefill_s(params.cost, here, n), self._own_loss_s(slot, match.lcp))
         dropped = view.dropped(index)
-        loss_s = sum(view.loss_of_s(state) for state in dropped)
+        lost_s = sum(view.loss_of_s(state) for state in dropped)
         if slot.state not in dropped:
-            loss_s += (1 + chance) * slot.resident / params.keep.restore_tps
-        saving = Way(*self._read(index, here, dropped), loss_s)
+            knobs, chance = params.affinity, 0.0
+            if not slot.guest:
+                chance = chance_of_return_soon(
+                    slot.turns, slot.idle_s, slot.gap_s, slot.calling, knobs
+                )
+            lost_s += (1 + chance) * slot.resident / params.keep.restore_tps
+        saving = Way(*self._read(index, here, dropped), lost_s)
         if not (params.keep.choose and park.empties and dropped):
             return saving
         if slot.state in dropped or match.is_home:
             return saving  # nobody gains by it; what a home holds is the request's own
-        again_s = chance * prefill_s(params.cost, 0, slot.resident)
-        again_s += prefill_s(params.cost, 0, _BATCH_TOKENS)
+        again_s = self._own_loss_s(slot, 0) + prefill_s(params.cost, 0, _BATCH_TOKENS)
         emptying = Way(*self._read(index, 0, ()), again_s, True)
-        return min(saving, emptying, key=lambda way: way.read_s + knobs.destruction * way.loss_s)
+        weight = params.affinity.destruction
+        return min(saving, emptying, key=lambda way: way.read_s + weight * way.loss_s)
+
+    def _own_loss_s(self, slot: SlotView, kept: int) -> float:
+        """Seconds that are lost with what a slot holds behind the first ``kept`` tokens."""
+        params = self.view.params
+        return expected_loss_s(
+            slot.state, kept, slot.idle_s, slot.gap_s, params.cost, params.affinity
+        )
 
     def _read(self, index: int, here: int, dropped: Sequence[State]) -> tuple[int, float]:
         """Tokens that need not be computed, and the seconds to compute the others, in a slot that

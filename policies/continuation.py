@@ -84,5 +84,5 @@ def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:
 
 
 def patience_s(home_s: float, elsewhere_s: float, knobs: Home) -> float:
-    """How long a busy home is waited for: what going elsewhere would cost, within bounds."""
-    return min(max(elsewhere_s - home_s, knobs.patience_min_s), knobs.patience_max_s)
+    """How long a busy home is waited for: what going elsewhere would cost, within a bound."""
+    return min(max(elsewhere_s - home_s, 0.0), knobs.patience_max_s)

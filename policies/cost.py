@@ -7,11 +7,14 @@ from policies.params import Cost
 
 def prefill_s(cost: Cost, n0: int, n1: int) -> float:
     """Seconds to compute tokens ``n0`` up to ``n1`` of a prompt; 0 when there are none."""
+    return cost.prefill_c_s + piece_s(cost, n0, n1) if n1 > n0 else 0.0
+
+
+def piece_s(cost: Cost, n0: int, n1: int) -> float:
+    """Seconds that these tokens add to a prompt that is read in any case; 0 when there are none."""
     if n1 <= n0:
         return 0.0
-    return (
-        cost.prefill_c_s + cost.prefill_a_s * (n1 - n0) + cost.prefill_b_s * (n1 * n1 - n0 * n0) / 2
-    )
+    return cost.prefill_a_s * (n1 - n0) + cost.prefill_b_s * (n1 * n1 - n0 * n0) / 2
 
 
 def step_s(cost: Cost, sequences: float) -> float:

@@ -22,6 +22,7 @@ from policies import admission, continuation, guest
 from policies.affinity import is_live
 from policies.bounds import bound_s
 from policies.case import Case, View
+from policies.cost import prefill_s
 from policies.types import (
     Hold,
     Place,
@@ -66,6 +67,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
     return _cheapest(case, home)  # 5, 6
 
 
+_LOOK_AGAIN_S = 0.1
 _HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SESSION}
 
 
@@ -101,16 +103,20 @@ def _at_home(case: Case, home: int) -> Verdict | None:
         )
     if not knobs.patience:
         return None
-    home_s = case.own_s(home)
-    elsewhere_s = min((case.own_s(i) for i in case.free()), default=float("inf"))
+    n = len(case.waiting.request.tokens)
+    home_s = prefill_s(params.cost, min(m.lcp, n - 1), n)  # once what runs there is read
+    elsewhere_s = min((case.own_s(i) + case.loss_s(i) for i in case.free()), default=float("inf"))
     patience_s = continuation.patience_s(home_s, elsewhere_s, knobs)
-    until_s = patience_s if case.waited_s < patience_s else longest_s
-    if case.waited_s >= patience_s and elsewhere_s < slot.run_left_s + home_s:
-        return None
+    until_s = patience_s
+    if case.waited_s >= patience_s:
+        if elsewhere_s < slot.run_left_s + home_s:
+            return None
+        until_s = case.waited_s + max(patience_s, _LOOK_AGAIN_S)  # the end is an estimate
+    until_s = min(until_s, longest_s)
     return Hold(
         Reason.HOME_BUSY,
         f"{slot.id} holds {m.lcp} tokens of it; {home_s:.1f} s there, "
-        f"{elsewhere_s:.1f} s elsewhere, waits {until_s:.0f} s at most",
+        f"{elsewhere_s:.1f} s elsewhere, decides anew after {until_s:.1f} s",
         until_s - case.waited_s,
     )
 
@@ -121,24 +127,33 @@ def _as_guest(case: Case) -> Verdict:
     idle = case.idle()
     if not idle:
         return _hold(case)
-    behind_s = [case.view.behind_s(slot.id) for slot in slots]
-    seat = guest.seat(slots, case.free(), behind_s, params)
-    if seat is not None:
-        return _place(case, seat, Rule.GUEST, f"{len(case.waiting.request.tokens)} tokens")
-    index = min(idle, key=lambda i: (case.loss_s(i) + behind_s[i], slots[i].id.id_slot))
+    seconds, _, index = min([(_guest_s(case, i), slots[i].id.id_slot, i) for i in idle])
     loss_s = case.loss_s(index)
-    wait_s = guest.wait_before_breaking_s(loss_s, params)
+    wait_s = _wait_s(case, index)
     soon_s = guest.another_ends_in_s(slots, params)
-    if soon_s < loss_s and case.waited_s < params.guest.guest_max_wait_s:
+    if wait_s and soon_s < loss_s and case.waited_s < params.guest.guest_max_wait_s:
         left_s = params.guest.guest_max_wait_s - case.waited_s
         return Hold(Reason.HELD, f"another guest's slot is free in {soon_s:.1f} s", left_s)
-    if case.waited_s >= wait_s:
-        return _place(case, index, Rule.GUEST, f"destroys {loss_s:.1f} s after {wait_s:.1f} s")
+    left_s = wait_s - case.waited_s
+    if left_s <= 0:
+        return _place(case, index, Rule.GUEST, f"{seconds:.2f} s, {loss_s:.2f} of them others'")
     return Hold(
         Reason.HELD,
-        f"every idle slot holds a live conversation; the cheapest goes in {wait_s:.1f} s",
-        wait_s - case.waited_s,
+        f"every idle slot holds a live conversation; the cheapest goes in {left_s:.1f} s",
+        left_s,
     )
+
+
+def _guest_s(case: Case, index: int) -> float:
+    """Seconds that a guest costs on an idle slot: its own wait and work, and the expected loss."""
+    left_s = max(0.0, _wait_s(case, index) - case.waited_s)
+    return left_s + case.own_s(index) + case.loss_s(index)
+
+
+def _wait_s(case: Case, index: int) -> float:
+    """How long a guest waits before it may take that slot."""
+    own_s, loss_s = case.own_s(index), case.loss_s(index)
+    return guest.wait_before_taking_s(case.view.slots[index], own_s, loss_s, case.view.params)
 
 
 def _cheapest(case: Case, home: int | None) -> Verdict:

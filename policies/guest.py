@@ -1,9 +1,10 @@
 """Guests: short prompts that share little with what the slots hold, and where they may sit.
 
-Title, tag and commit-message jobs come between the turns of long conversations. Wherever one sits
-it destroys what was there, so it takes the place whose loss is least: an empty slot, another
-guest's, one whose conversation has ended, one long unused. Only after a wait may it displace a
-live conversation, and then one that is cheap to compute again.
+Title, tag and commit-message jobs come between the turns of long conversations, and classifiers
+between the steps of agents. Wherever one sits it destroys what was there, so it takes the slot that
+costs least: what it has to read there, by what it shares with the last prompt, and what others
+lose. What a guest left is worth what the next one may begin with. Only after a wait may a guest
+displace a live conversation that costs more than the guest's own work.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from collections.abc import Sequence
 from policies.affinity import is_live
 from policies.params import Params
 from policies.types import SIDE_JOB, SlotView, WaitingView
-
-_LONG_UNUSED = 3  # rank of a conversation that lives, and that nobody asked for lately
 
 
 def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) -> bool:
@@ -38,34 +37,6 @@ def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) ->
     return not any(is_live(s, params.affinity) for s in shares)
 
 
-def seat(
-    slots: Sequence[SlotView], candidates: Sequence[int], behind_s: Sequence[float], params: Params
-) -> int | None:
-    """The candidate whose loss nobody will feel, where it starts soonest, to the second; the
-    lowest id among equals. None: there is none.
-
-    ``behind_s``: seconds it would wait in each slot for what is read in lower ones. And low ids,
-    because the engine fills a batch in slot order: a short prompt in a low slot starts beside a
-    long prefill that comes later instead of after it.
-    """
-    ranked = [
-        (rank == _LONG_UNUSED, int(behind_s[i]), rank, slots[i].id.id_slot, i)
-        for i in candidates
-        if (rank := _rank(slots[i], params)) is not None
-    ]
-    return min(ranked)[-1] if ranked else None
-
-
-def _rank(slot: SlotView, params: Params) -> int | None:
-    if slot.view_len == 0:
-        return 0
-    if slot.guest:
-        return 1
-    if not is_live(slot, params.affinity):
-        return 2
-    return _LONG_UNUSED if slot.idle_s >= params.guest.protect_s else None
-
-
 def another_ends_in_s(slots: Sequence[SlotView], params: Params) -> float:
     """How soon a slot is free that a guest has now, who destroyed what was there already."""
     if not params.guest.follow:
@@ -73,8 +44,11 @@ def another_ends_in_s(slots: Sequence[SlotView], params: Params) -> float:
     return min((s.run_left_s for s in slots if s.guest and not s.idle), default=float("inf"))
 
 
-def wait_before_breaking_s(loss_s: float, params: Params) -> float:
-    """How long a guest waits before it may destroy this much."""
+def wait_before_taking_s(slot: SlotView, own_s: float, loss_s: float, params: Params) -> float:
+    """How long a guest waits before it may take this slot, where it starts ``own_s`` later and
+    others lose ``loss_s`` by it: not at all where that is less than its own work."""
     knobs = params.guest
+    if loss_s <= own_s or slot.idle_s >= knobs.protect_s or not is_live(slot, params.affinity):
+        return 0.0
     affordable_s = loss_s / knobs.break_ratio if knobs.break_ratio else float("inf")
     return min(max(knobs.break_after_s, affordable_s), knobs.guest_max_wait_s)

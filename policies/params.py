@@ -48,7 +48,6 @@ class Home:
     branch_share: float = _knob(0.5, "ratio", 0, 1, "an edit that keeps less starts afresh")
     by_session: bool = _switch("off: only tokens tell a conversation, not who asks")
     patience: bool = _switch("off: a busy home is left at once")
-    patience_min_s: float = _knob(3, "s", 0, 3600, "most turns end sooner")
     patience_max_s: float = _knob(30, "s", 0, 3600, "a long re-read is worth half a minute")
     home_max_wait_s: float = _knob(300, "s", 0, 86400, "the bound of the wait for a busy home")
 
@@ -154,7 +153,7 @@ class Cold:
 class Queue:
     """Bounds: every wait ends."""
 
-    max_running: int = _knob(2, "requests", 1, 256, "slots are cache, not concurrency")
+    max_running: int = _knob(0, "requests", 0, 256, "0: all slots; 2 while not all stays warm")
     max_waiting: int = _knob(256, "requests", 1, 100_000, "beyond it 503")
     max_waiting_per_key: int = _knob(64, "requests", 1, 100_000, "beyond it 429")
     bound_reads: float = _knob(10, "reads", 0, 1000, "of a prompt; shorter bounds are that long")

@@ -18,6 +18,7 @@ from policies.params import Params
 from policies.pauses import Pauses
 from policies.types import Request
 
+_FEW = 2  # requests: one is read while another generates
 _COUNTED_TURNS = 2  # a single call that was answered is no conversation yet
 
 
@@ -69,6 +70,14 @@ class WorkingSet(NamedTuple):
         parked = params.keep.park_tokens / mean if mean and params.keep.park else 0.0
         capacity = slots + parked
         return cls(warm / capacity, wanted / capacity)
+
+
+def most_running(working_set: WorkingSet, slots: int, params: Params) -> int:
+    """How many requests may run at once. Where all that lives stays warm, every slot may be at
+    work. Where it does not, each that runs holds a slot that somebody else will want: few run."""
+    if params.queue.max_running:
+        return params.queue.max_running
+    return slots if working_set.wanted <= 1 else min(slots, _FEW)
 
 
 def longest_wait_s(request: Request, params: Params) -> float:

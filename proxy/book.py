@@ -9,13 +9,13 @@ from policies import order
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s
 from policies.case import View
-from policies.cost import prefill_s, run_s
+from policies.cost import prefill_s
 from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
 from policies.prefix import lcp
-from policies.types import Match, Place, Reason, Request, SlotView, WaitingView
-from policies.working_set import WorkingSet
+from policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
+from policies.working_set import WorkingSet, most_running
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
 from proxy.keeping import Keeping
@@ -48,6 +48,7 @@ class Profile:
     waiters: dict[str, Waiter] = field(default_factory=dict)
     line: list[Waiter] = field(default_factory=list)  # who goes first, as of the last decision
     running: dict[str, Running] = field(default_factory=dict)
+    last_run: dict[SlotId, Running] = field(default_factory=dict)  # what each slot was given last
     peak_running: int = 0
     pauses: Pauses = field(init=False)
     contexts: Contexts = field(init=False)
@@ -68,6 +69,11 @@ class Profile:
         return WorkingSet.of(
             self.contexts.counted(), len(self.mirrors), now, self.pauses, self.params
         )
+
+    def most_running(self, working_set: WorkingSet) -> int:
+        """How many requests may run at once."""
+        slots = sum(len(engine.mirrors) for engine in self.engines.values())
+        return most_running(working_set, slots, self.params)
 
     def saw_pause(self, pause_s: float, calling: bool) -> None:
         """A conversation came back after this pause; whether its last answer asked for tools."""
@@ -90,6 +96,7 @@ class Profile:
 
     def drop_engine(self, name: str) -> None:
         del self.engines[name]
+        self.last_run = {slot: run for slot, run in self.last_run.items() if slot.engine != name}
         self.keeping.lost(name)
         self._engines_changed()
 
@@ -150,6 +157,8 @@ class Profile:
                 waiter.overtaken(running.request.id, running.started)
         self.learned.began(running, self.running.values())
         self.running[running.request.id] = running
+        if running.mirror is not None:
+            self.last_run[running.mirror.id] = running
         self.peak_running = max(self.peak_running, len(self.running))
 
     def was_read(self, running: Running, now: float) -> None:
@@ -222,8 +231,12 @@ class Profile:
             view.idle_s = max(0.0, now - content.last_used)
             view.gap_s = tools_gap_s if content.calling else others_gap_s
             view.kept = False
-            view.run_left_s = self._run_left_s(request, now) if request else 0.0
-            view.read_left_s = self._read_left_s(request, now) if request else 0.0
+            view.run_left_s = view.read_left_s = 0.0
+            running = None if view.idle else self.last_run.get(mirror.id)
+            # A stream that was given up ends at its next token or batch; a whole answer goes on.
+            if running is not None and (request or not running.request.stream):
+                view.run_left_s = running.run_left_s(self.params.cost, len(self.running), now)
+                view.read_left_s = running.read_left_s(self.params.cost, now)
             view.running_key = request.key if request else None
             views.append(view)
         knobs = self.params.keep
@@ -236,23 +249,6 @@ class Profile:
                     and is_live(view, self.params.affinity)
                 )
         return views
-
-    def _run_left_s(self, request: Request, now: float) -> float:
-        """What is left of a running request, by the cost model and its limit."""
-        running = self.running[request.id]
-        whole_s = run_s(
-            self.params.cost,
-            running.expected,
-            len(request.tokens),
-            request.max_tokens,
-            len(self.running),
-        )
-        return max(0.0, whole_s - (now - running.started))
-
-    def _read_left_s(self, request: Request, now: float) -> float:
-        """What is left of a running request's prompt, by the cost model."""
-        running = self.running[request.id]
-        return 0.0 if running.read else max(0.0, running.read_at(self.params.cost) - now)
 
     def held_for(
         self, request: Request, matches: list[Match], place: Place, swap: Swap | None

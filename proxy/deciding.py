@@ -50,7 +50,7 @@ class Deciding:
         view = profile.view(now, working_set)
         epoch, parks = profile.epoch, profile.parks()
         profile.line = self._line_up(profile, view.slots, epoch, parks, now)
-        max_running = profile.params.queue.max_running
+        max_running = profile.most_running(working_set)
         stale = False
         for waiter in profile.line:
             if stale:

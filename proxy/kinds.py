@@ -1,9 +1,12 @@
-"""What sort of request is this: told by its shape and by the instructions of known clients.
+"""What sort of request is this: told by the instructions of known clients, and by tools.
 
 A side job (a title, tags, a commit message) comes between two turns of a conversation, is short,
 and never comes back; a summary reads a whole conversation once. Both should not displace what
-will be needed again. Only bounded heads of texts are looked at, so a large body costs no more than
-a small one. A profile may add patterns, which are asked before the known ones.
+will be needed again. Only words prove a side job: a short question that is answered whole within a
+few tokens may be a person's who speaks to a voice assistant.
+
+Only bounded heads of texts are looked at, so a large body costs no more than a small one. A profile
+may add patterns, which are asked before the known ones.
 """
 
 from __future__ import annotations
@@ -21,9 +24,6 @@ Kind = Literal["agent", "chat", "side", "summary", "count", "raw"]
 HEAD_CHARS = 400
 """Of the system text and of a user's message: as far as patterns look."""
 
-_OWN_SYSTEM_CHARS = 2000  # a side job's instruction is short
-_SIDE_CHARS = 8000  # about as many tokens as a guest may have (2048)
-_SIDE_LIMIT = 256  # tokens out; longer titles are known by their words
 _NEAR = 8  # messages or parts from an end, among which the request itself is looked for
 
 # Each begins with a plain text; behind it, an expression of what must follow.
@@ -128,9 +128,7 @@ def kind_of(body: Mapping[str, Any], patterns: Patterns, path: str = "") -> Kind
     tools = bool(body.get("tools"))
     if not tools and _found(patterns.side, [system, *_only_user_heads(messages)]):
         return "side"
-    if tools or any(map(_uses_tools, messages)):
-        return "agent"
-    return "side" if _looks_like_a_side_job(body, messages) else "chat"
+    return "agent" if tools or any(map(_uses_tools, messages)) else "chat"
 
 
 def _only_user_heads(messages: list[dict[str, Any]]) -> list[str]:
@@ -163,24 +161,3 @@ def _uses_tools(message: Mapping[str, Any]) -> bool:
 def _few(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = message.get("content")
     return dicts(content[:_NEAR]) if isinstance(content, list) else []
-
-
-def _looks_like_a_side_job(body: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
-    """One short question, answered whole, with a small limit or an instruction of its own."""
-    turns = [m for m in messages if m.get("role") not in ("system", "developer")]
-    if body.get("stream") or len(turns) != 1 or turns[0].get("role") != "user":
-        return False
-    system = leading_system(body, _SIDE_CHARS)
-    size = len(system) + sum(map(len, texts(turns[0].get("content"))))
-    if size > _SIDE_CHARS:
-        return False
-    limit = _limit(body)
-    instructed = 0 < len(system) <= _OWN_SYSTEM_CHARS
-    return limit <= _SIDE_LIMIT if limit is not None else instructed
-
-
-def _limit(body: Mapping[str, Any]) -> float | None:
-    names = ("max_tokens", "max_completion_tokens", "n_predict")
-    limits = [body[n] for n in names if isinstance(body.get(n), int | float)]
-    limits = [limit for limit in limits if limit >= 0]
-    return min(limits) if limits else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.cost import prefill_s
+from policies.cost import prefill_s, run_s
 from policies.params import Cost
 from policies.park import Park, State
 from policies.types import Request, Rule
@@ -63,6 +63,18 @@ class Running:
     def prefill_s(self, cost: Cost) -> float:
         """Seconds that its prompt takes by itself."""
         return prefill_s(cost, self.expected, len(self.request.tokens))
+
+    def read_left_s(self, cost: Cost, now: float) -> float:
+        """What is left of its prompt, by the cost model (s)."""
+        return 0.0 if self.read else max(0.0, self.read_at(cost) - now)
+
+    def run_left_s(self, cost: Cost, sequences: int, now: float) -> float:
+        """What is left of it beside so many others, by the cost model and its limit (s)."""
+        request = self.request
+        n = len(request.tokens)
+        whole_s = run_s(cost, self.expected, n, request.max_tokens, max(1, sequences))
+        # What takes longer than expected may take as long again: answers are heavy-tailed.
+        return abs(whole_s - (now - self.started))
 
     @property
     def uncached(self) -> int:

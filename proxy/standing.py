@@ -42,13 +42,16 @@ def standing(profile: Profile, now: float) -> Standing:
     )
 
 
-def limit(profile: Profile) -> tuple[int, str]:
+def limit(profile: Profile, now: float) -> tuple[int, str]:
     """How many requests may run at once, and why so many."""
     asked = profile.params.queue.max_running
     slots = sum(len(engine.mirrors) for engine in profile.engines.values())
     if profile.engines and slots < asked:
         return slots, f"{slots} slots are there; policy.queue.max_running is {asked}"
-    return asked, "policy.queue.max_running"
+    if asked:
+        return asked, "policy.queue.max_running"
+    most = profile.most_running(profile.working_set(now))
+    return most, "all slots" if most == slots else "more conversations live than stay warm"
 
 
 def _services(profile: Profile, now: float) -> list[float]:

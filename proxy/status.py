@@ -83,7 +83,7 @@ def _in_words(waiter: Waiter, now: float) -> str:
 
 def profile_json(profile: Profile, now: float) -> dict[str, object]:
     """One profile for ``/slotwise/status``."""
-    now_is, (most, why) = standing(profile, now), limit(profile)
+    now_is, (most, why) = standing(profile, now), limit(profile, now)
     return {
         "running": len(profile.running),
         "peak_running": profile.peak_running,

@@ -21,7 +21,7 @@ def test_a_value_reaches_its_knob() -> None:
 def test_all_faults_come_at_once_with_path_value_and_limit() -> None:
     _, faults = from_mapping(
         {
-            "queue": {"max_running": 0, "max_waiting": "many"},
+            "queue": {"max_running": -1, "max_waiting": "many"},
             "home": {"chunk_tokens": 1.5, "enabled": 1},
             "guest": {"sit_anywhere": True},
             "affinity": [],
@@ -29,7 +29,7 @@ def test_all_faults_come_at_once_with_path_value_and_limit() -> None:
         }
     )
     assert faults == [
-        "policy.queue.max_running: expected 1 to 256 requests, got 0",
+        "policy.queue.max_running: expected 0 to 256 requests, got -1",
         "policy.queue.max_waiting: expected a whole number, got 'many'",
         "policy.home.chunk_tokens: expected a whole number, got 1.5",
         "policy.home.enabled: expected true or false, got 1",
@@ -42,15 +42,15 @@ def test_all_faults_come_at_once_with_path_value_and_limit() -> None:
 
 
 def test_not_a_number_is_no_number() -> None:
-    _, faults = from_mapping({"home": {"patience_min_s": float("nan")}})
-    assert faults == ["policy.home.patience_min_s: expected a number, got nan"]
+    _, faults = from_mapping({"home": {"patience_max_s": float("nan")}})
+    assert faults == ["policy.home.patience_max_s: expected a number, got nan"]
 
 
 def test_a_number_of_four_hundred_digits_is_outside_the_bounds() -> None:
     _, (fault, other) = from_mapping(
         {"queue": {"max_running": 10**400}, "keep": {"worth": -(10**400)}}
     )
-    assert fault.startswith("policy.queue.max_running: expected 1 to 256 requests, got 1000")
+    assert fault.startswith("policy.queue.max_running: expected 0 to 256 requests, got 1000")
     assert other.startswith("policy.keep.worth: expected 0 to 1e+06 s/s, got -1000")
 
 

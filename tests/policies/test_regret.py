@@ -10,6 +10,7 @@ from policies import regret
 from policies.case import Case, View
 from policies.fairness import jain_index
 from policies.params import Cost, Params
+from policies.park import State
 from policies.prefix import pack
 from policies.regret import Loss, Obstacle
 from policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
@@ -55,7 +56,8 @@ def test_the_best_slot_that_was_kept_for_its_owner_is_why() -> None:
 
 def test_what_it_destroys_counts_as_the_rules_count_it() -> None:
     view = waiting(STRANGER, STRANGER)
-    slots = [slot(0, idle=False), slot(1, view_len=5000, held=5000, turns=3)]
+    state = State(view=pack(range(9000, 14_000)), held=5000, turns=3)
+    slots = [slot(0, idle=False), slot(1, view_len=5000, held=5000, turns=3, state=state)]
     loss = regret.of_slot(view, View(slots, None, PARAMS), ALL_FIT, 1)
     dearer_s = Case(view, View(slots, None, PARAMS), 0.0, ALL_FIT).cost_s(1) - 1.0
     assert rounded(loss) == (Obstacle.BUSY, round(dearer_s, 6))

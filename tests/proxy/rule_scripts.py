@@ -69,7 +69,7 @@ def behind_another_guest() -> list[Step]:
         *served(1, turn("a2", "x", 5200, 2)),
         (2, arrived("t1", text(("t1", 200)))),
         (3, arrived("t2", text(("t2", 200)))),
-        (20, Tick()),
+        (5, Tick()),
     ]
 
 

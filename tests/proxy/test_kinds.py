@@ -52,35 +52,11 @@ def test_the_kind_of_what_the_known_clients_send(wire: Wire, expected: Kind) -> 
     assert kind(wire) == expected
 
 
-def whole(**fields: Any) -> dict[str, Any]:
-    return {"messages": talk("Name this chat: we spoke of bees"), "stream": False, **fields}
-
-
-def test_a_short_question_answered_whole_with_a_small_limit_is_a_side_job() -> None:
-    assert kind_of(whole(max_tokens=20), KNOWN) == "side"
-    assert kind_of(whole(max_completion_tokens=20), KNOWN) == "side"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        whole(),  # nothing tells it from a first turn
-        whole(max_tokens=20, stream=True),
-        whole(max_tokens=4000),
-        whole(max_tokens=-1),
-        {**whole(max_tokens=20), "messages": talk("a", "b", "c")},
-        {**whole(max_tokens=20), "messages": talk("long " * 5000)},
-    ],
-)
-def test_without_one_of_these_marks_it_is_a_chat_turn(body: dict[str, Any]) -> None:
-    assert kind_of(body, KNOWN) == "chat"
-
-
-def test_a_short_instruction_of_its_own_makes_a_side_job_where_no_limit_is_given() -> None:
+@pytest.mark.parametrize("fields", [{"max_tokens": 20}, {"max_completion_tokens": 150}, {}])
+def test_a_short_question_answered_whole_may_be_a_persons(fields: dict[str, Any]) -> None:
+    """A voice assistant or an automation asks like this, and somebody waits for the answer."""
     system = {"role": "system", "content": "Answer with a single emoji."}
-    body = {"messages": [system, *talk("we spoke of bees")], "stream": False}
-    assert kind_of(body, KNOWN) == "side"
-    system["content"] = "You are a librarian. " * 200
+    body = {"messages": [system, *talk("Turn the light on")], "stream": False, **fields}
     assert kind_of(body, KNOWN) == "chat"
 
 

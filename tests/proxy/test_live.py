@@ -45,7 +45,7 @@ def test_a_stream_begins_with_the_status_and_goes_on_with_what_changes(stub: Stu
             await p.client.post(CHAT, json=chat("hello"))
             while not (last := await anext(documents))["requests"]:
                 pass
-            assert last["requests"][0]["rule"] == "guest"
+            assert last["requests"][0]["rule"] == "new"
 
     asyncio.run(run())
 

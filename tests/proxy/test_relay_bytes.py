@@ -102,7 +102,7 @@ def test_the_headers_tell_slot_rule_and_numbers(stub: StubServer) -> None:
         async with proxy(stub.url) as p:
             await p.client.post(CHAT, json=chat())
             headers = (await p.client.post(CHAT, json=chat())).headers
-            assert headers["x-slotwise-slot"] == "e0/0"  # short work sits low
+            assert headers["x-slotwise-slot"] == "e0/3"  # of empty slots the highest
             assert headers["x-slotwise-rule"] == "home"
             assert re.fullmatch(r"shares \d+ of \d+ tokens served there", headers["x-slotwise-why"])
             n = int(headers["x-slotwise-prompt-tokens"])

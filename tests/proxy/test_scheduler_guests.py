@@ -65,10 +65,21 @@ def test_a_guest_waits_for_the_slot_of_another_that_ends_soon() -> None:
     first = title("t1")
     s.handle(RequestArrived(replace(first.request, max_tokens=20)), 1)
     assert dispatches(tick(s, 30)) == [("t1", seat, "guest")]
-    # 20 s would be lost on the other slot, and more than ten were waited for the first
+    # 13 s would be lost on the other slot, and half of that would be waited for it
     assert dispatches(s.handle(title("t2"), 30.1)) == []
-    assert dispatches(tick(s, 45)) == []
-    assert dispatches(s.handle(finished("t1"), 46)) == [("t2", seat, "guest")]
+    assert dispatches(tick(s, 40)) == []
+    assert dispatches(s.handle(finished("t1"), 43)) == [("t2", seat, "guest")]
+
+
+def test_another_guest_that_runs_long_is_not_expected_to_end_soon() -> None:
+    s = scheduler(slots=2)
+    resident(s, "a", 0)
+    seat = resident(s, "b", 0)
+    s.handle(of(title("t1"), max_tokens=20), 1)
+    assert dispatches(tick(s, 30)) == [("t1", seat, "guest")]
+    s.handle(title("t2"), 30.1)
+    # 0.5 s were expected; what is overdue for longer than the loss may last as long again
+    assert dispatches(tick(s, 50)) == [("t2", 1 - seat, "guest")]
 
 
 def test_waiting_for_another_guest_can_be_switched_off() -> None:

@@ -14,6 +14,7 @@ from tests.proxy.script import (
     finished,
     in_session,
     next_wake,
+    of,
     scheduler,
     serve,
     slots,
@@ -52,15 +53,17 @@ def test_a_busy_home_is_waited_for_and_then_used() -> None:
 
 
 def test_a_busy_home_is_left_when_elsewhere_is_sooner() -> None:
-    s = scheduler(slots=2, home={"patience_min_s": 3, "patience_max_s": 30})
+    s = scheduler(slots=2)
     home = serve(s, turn("a1", "a", 1), 0)
     s.handle(arrived("a2", text(*chat("a", 2)), 1200, 2, max_tokens=10_000), 10)
-    # a2 is expected to run 0.1 s; at home a3 costs 0.3 s, elsewhere 1.8 s
+    # a2 is expected to run 0.4 s; at home a3 costs 0.3 s, elsewhere 1.8 s
     actions = s.handle(turn("a3", "a", 3), 10)
     assert dispatches(actions) == []
-    assert next_wake(actions) == pytest.approx(13)
-    assert dispatches(tick(s, 13.01)) == [], "what is left of the run is estimated at nothing"
-    assert dispatches(tick(s, 310.01)) == [("a3", 1 - home, "new")], "after home_max_wait_s"
+    assert next_wake(actions) == pytest.approx(11.5)
+    actions = tick(s, 11.51)
+    assert dispatches(actions) == [], "1.1 s overdue, so 1.1 s more are expected"
+    assert next_wake(actions) == pytest.approx(13.01)
+    assert dispatches(tick(s, 13.02)) == [("a3", 1 - home, "new")], "2.6 s overdue"
 
 
 def test_a_home_at_work_for_long_is_left_after_the_patience() -> None:
@@ -69,8 +72,28 @@ def test_a_home_at_work_for_long_is_left_after_the_patience() -> None:
     home = serve(s, turn("a1", "a", 1), 0)
     s.handle(arrived("a2", text(*chat("a", 2)), 1200, 2, max_tokens=50_000), 10)
     s.handle(turn("a3", "a", 3), 10)
-    assert dispatches(tick(s, 12.9)) == []
-    assert dispatches(tick(s, 13.01)) == [("a3", 1 - home, "new")]
+    assert dispatches(tick(s, 11.4)) == []
+    assert dispatches(tick(s, 11.51)) == [("a3", 1 - home, "new")]
+
+
+FAST = {"prefill_c_s": 0, "prefill_a_s": 3e-5, "prefill_b_s": 0, "decode_s": 5e-4}
+
+
+@pytest.mark.parametrize(("whole", "rule"), [(True, "new"), (False, "home")])
+def test_a_retry_waits_no_longer_for_a_whole_answer_than_to_read_its_prompt_anew(
+    whole: bool, rule: str
+) -> None:
+    """Nobody listens to it, and the engine goes on with it all the same. A stream ends soon."""
+    s = scheduler(slots=3, cost=FAST)
+    first = of(arrived("r", text(("a", 4954)), 4900, max_tokens=30_000), stream=not whole)
+    [(_, home, _)] = dispatches(s.handle(first, 0))
+    s.handle(failed("r"), 3)
+    s.handle(arrived("other", text(("b", 300))), 3.1)
+    placed = dispatches(s.handle(of(first, id="again"), 4))
+    placed += dispatches(s.handle(slots(4.1, (home, whole, 5000)), 4.1))
+    placed += dispatches(tick(s, 4.2))  # 0.15 s are worth the wait
+    assert [(id, slot == home) for id, slot, _ in placed] == [("again", not whole)]
+    assert placed[0][2] == rule
 
 
 def test_patience_can_be_switched_off() -> None:
@@ -109,7 +132,7 @@ def test_the_same_prompt_of_another_key_may_go_elsewhere() -> None:
     s = scheduler(slots=2, cost={**long_run, "expected_output": 1000})
     [(_, first, _)] = dispatches(s.handle(turn("r", "a", 1), 0))
     s.handle(turn("other", "a", 1, key="someone else"), 0.1)
-    assert dispatches(tick(s, 31)) == [("other", 1 - first, "new")]
+    assert dispatches(tick(s, 1.4)) == [("other", 1 - first, "new")]
 
 
 def test_a_retry_returns_to_the_slot_of_the_aborted_attempt_once_it_is_shown_idle() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from launcher import status as terminal
 from policies.admission import Limits
+from policies.params import Params, Queue
 from proxy.meminfo import MemInfo
 from proxy.memory import MemoryWatch
 from proxy.memory_gate import MemoryRules
@@ -23,6 +24,7 @@ from tests.scripted_meminfo import GIB, ScriptedMeminfo, zones
 from tests.support import StubServer, wait_until
 
 SLOTS = range(4)
+TWO_RUN = Params(queue=Queue(max_running=2))
 
 
 def in_terminal(url: str) -> str:
@@ -147,7 +149,7 @@ def test_status_page_top_and_metrics_agree(
     with (
         ScriptedMeminfo(tmp_path / "meminfo", 60) as meminfo,
         StubServer() as stub,
-        run_proxy(stub, driver_options=watched(meminfo.path)) as proxy,
+        run_proxy(stub, params=TWO_RUN, driver_options=watched(meminfo.path)) as proxy,
     ):
         proxy.inside(proxy.driver.memory.start)
         for text in ("a " * 800, "a " * 800 + "b " * 90, "c " * 700):
