@@ -174,3 +174,20 @@ def test_a_guest_takes_no_slot_in_which_it_would_wait_for_a_long_prompt(
     s.handle(arrived("x", text(("x", 50_000))), 1)  # is read in slot 1: no other is large enough
     job = of(title("t2"), kind=SIDE_JOB)
     assert dispatches(s.handle(job, 2)) == [("t2", slot, "guest")]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_persons_short_question_does_not_wait_for_a_long_prompt_beside_empty_slots(
+    stream: bool,
+) -> None:
+    s = scheduler(slots=4)
+    [(_, agent, _)] = dispatches(s.handle(arrived("agent", text(("agent", 18_000))), 0))
+    question = of(title("voice", 200), stream=stream, max_tokens=150)
+    [(_, slot, _)] = dispatches(s.handle(question, 1))
+    assert slot < agent, "the engine fills a batch in the order of slots"
+
+
+def test_a_known_side_job_waits_for_somebodys_first_token() -> None:
+    s = scheduler(slots=4)
+    s.handle(arrived("agent", text(("agent", 18_000))), 0)
+    assert dispatches(s.handle(of(title("t"), kind=SIDE_JOB), 1)) == []
