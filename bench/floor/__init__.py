@@ -1,0 +1,1 @@
+"""The floor: slotwise and the bare engine side by side on workloads of every shape."""
