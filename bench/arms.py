@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Protocol
 
-from bench.engine_model import SLOTWISE_BATCH, EngineSetup
+from bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
 from policies.params import Params
 from policies.prefix import EMPTY, Tokens, lcp
 from policies.types import Reason, Request, Rule, SlotId

@@ -68,7 +68,7 @@ def as_workload(
             output=step.output,
             pause_s=step.pause_s * think_scale,
             guest=step.side,
-            with_guest=ask(step.beside[0]) if step.beside else None,
+            beside=list(map(ask, step.beside)),
             says_limit=True,
         )
 

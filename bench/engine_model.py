@@ -13,58 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from bench.cost_model import CostModel
+from bench.engine_jobs import EngineSetup, Job, Output
 from bench.ram_cache import RamCache
-from bench.rows import Row
 from policies.prefix import EMPTY, Tokens, lcp, pack
 
-# Tokens: what llama-server takes without -b, and what slotwise gives it.
-BARE_BATCH, SLOTWISE_BATCH = 2048, 512
 _NEVER = float("inf")
 ONE_TOKEN = pack([(1 << 32) - 1])  # of no prompt: what an emptied slot holds
 _SIMILARITY = 0.1  # -sps: a slot that holds a smaller share of the prompt counts as a stranger
+_UNNOTICED_S = 1.0  # without a result for anybody, before connections are looked at
 _WORTH_SAVING = 0.5  # a state of which less than this would be kept is saved first
 
 
 class EngineMisuseError(RuntimeError):
     """A request was pinned to a slot that is at work, which a real engine answers with damage."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSetup:
-    """The launch line, as far as it matters."""
-
-    slots: int
-    park_tokens: int = 0  # --cache-ram
-    idle_snapshots: bool = True  # off: --no-cache-idle-slots
-    batch_tokens: int = BARE_BATCH  # -b
-
-
-@dataclass(slots=True)
-class Job:
-    """One request at the engine. ``output`` tokens are generated, one at least."""
-
-    id: str
-    row: Row
-    output: int
-    pin: int | None  # None: the engine chooses
-    empties: bool = False  # its slot is given a state of one token before it is sent
-    slot: int = -1
-    cached: int = 0
-    begun: float = -1.0  # s, when it got its slot
-    started: float = -1.0  # s, since when the engine counts its prompt's time
-    done: int = 0  # prompt tokens in the KV
-    left: int = 0  # tokens still to generate
-
-
-class Output(NamedTuple):
-    """What the engine said at the end of a batch."""
-
-    job: Job
-    first: bool  # its first token
-    finished: bool
 
 
 @dataclass(slots=True)
@@ -104,6 +67,8 @@ class EngineModel:
         self._deferred: list[Job] = []
         self._batch: _Batch | None = None
         self._stall_s = 0.0
+        self._abandoned: dict[str, Job] = {}
+        self._last_result = 0.0  # s, since when nobody was told anything
         self._step_s = [cost.step_s(n) for n in range(1, setup.slots + 1)]
 
     def slots(self) -> list[tuple[bool, int]]:
@@ -121,14 +86,19 @@ class EngineModel:
         if batch is None:
             self._begin(now)
         elif not batch.pieces:  # pure generation: only the step at work is waited for
-            batch.steps = min(batch.steps, max(1, math.ceil((now - batch.begun) / batch.step_s)))
-            self.next_at = batch.ends
+            self._cut_short(batch, now)
+
+    def _cut_short(self, batch: _Batch, now: float) -> None:
+        batch.steps = min(batch.steps, max(1, math.ceil((now - batch.begun) / batch.step_s)))
+        self.next_at = batch.ends
 
     def step(self) -> list[Output]:
         """Finish the batch at work and begin the next; call it at ``next_at``."""
         batch, now = self._batch, self.next_at
         assert batch is not None
         outputs = []
+        if self._tells_somebody(batch):
+            self._last_result = now
         for job in batch.generating:
             job.left -= batch.steps
             if job.left <= 0:
@@ -141,14 +111,59 @@ class EngineModel:
         for output in outputs:
             if output.finished:
                 self._release(output.job, now)
+                self._last_result = now
+        if self._abandoned:
+            self._notice(now)
         self._begin(now)
         return outputs
+
+    # ------------------------------------------------------------ clients that leave
+
+    def abandon(self, id: str, now: float, told: bool) -> None:
+        """A client closed its connection. ``told``: the engine reports each batch of its prompt.
+
+        llama-server notices it when it writes: a stream at its next token, a prompt that reports
+        its progress at its next batch. A whole answer, and any other prompt, it looks after only
+        when a second has passed without a result for anybody.
+        """
+        self._inbox = [job for job in self._inbox if job.id != id]
+        self._deferred = [job for job in self._deferred if job.id != id]
+        job = self._running(id)
+        if job is not None:
+            job.abandoned, job.told = now, told
+            self._abandoned[id] = job
+            batch = self._batch
+            if batch is not None and not batch.pieces:  # it is looked at after each step
+                self._cut_short(batch, now)
+
+    def generated(self, id: str) -> int:
+        """Tokens of its answer so far."""
+        job = self._running(id)
+        return 0 if job is None or job.done < _length(job) else job.output - job.left
+
+    def _running(self, id: str) -> Job | None:
+        return next((s.job for s in self._slots if s.job is not None and s.job.id == id), None)
+
+    def _tells_somebody(self, batch: _Batch) -> bool:
+        return any(job.streams and job.abandoned is None for job in batch.generating)
+
+    def _notice(self, now: float) -> None:
+        for job in list(self._abandoned.values()):
+            assert job.abandoned is not None
+            reading = job.done < _length(job)
+            writes = job.streams and (job.told if reading else True)
+            if job.left <= 0 and not reading:
+                del self._abandoned[job.id]  # it has ended
+            elif writes or now - max(self._last_result, job.abandoned) >= _UNNOTICED_S:
+                del self._abandoned[job.id]
+                self._release(job, now)
 
     # ------------------------------------------------------------ slots
 
     def _release(self, job: Job, now: float) -> None:
         slot = self._slots[job.slot]
-        slot.held, slot.job, slot.released = job.row.full, None, now
+        held = job.done if job.done < _length(job) else _length(job) + job.output - job.left - 1
+        slot.held, slot.job, slot.released = job.row.full.first(held), None, now
         if self._deferred:
             self._inbox.insert(0, self._deferred.pop(0))
 
@@ -231,6 +246,8 @@ class EngineModel:
         if not pieces:
             steps = 1 if self._inbox else min(job.left for job in generating)
             step_s = (self._step_s[len(generating) - 1] + looked_back_s) * crowded
+            if self._abandoned:  # whether it is noticed is looked at
+                steps = min(steps, max(1, math.ceil(_UNNOTICED_S / step_s)))
             return _Batch(begun, step_s, steps, [], generating)
         work_s = cost.prefill.a_s * len(generating)
         for job, n in pieces:
@@ -250,6 +267,10 @@ class EngineModel:
                 pieces.append((job, n))
                 room -= n
         return pieces
+
+
+def _length(job: Job) -> int:
+    return len(job.row.prompt)
 
 
 def _depth(job: Job) -> int:

@@ -86,9 +86,8 @@ def _in_order(workload: Workload, cost: CostModel) -> list[Ask]:
         now = heapq.heappop(free)
         for ask in session:
             now += ask.pause_s
-            for one in (ask, ask.with_guest):
-                if one is not None:
-                    timed.append((now, len(timed), one))
+            for one in (ask, *ask.beside):
+                timed.append((now, len(timed), one))
             now += ask.output * cost.step_s(1)
         heapq.heappush(free, 0.0 if workload.live is None else now)
     return [ask for _, _, ask in sorted(timed, key=lambda entry: entry[:2])]

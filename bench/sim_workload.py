@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -72,10 +72,12 @@ class Ask:
     client: str = ""  # who sends it
     guest: bool = False
     tool_calls: bool = False  # what the answer asks for
-    with_guest: Ask | None = None  # sent together with it
+    beside: list[Ask] = field(default_factory=list)  # sent together with it
     says_limit: bool = False  # whether the request names ``output`` as its limit; guests do
     kind: str = "chat"
     stream: bool = True
+    gives_up_s: float | None = None  # the client leaves after so long, and goes on
+    session: str | None = None  # its conversation; None: its row's, side jobs have none
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class Workload:
     def asks(self) -> list[Ask]:
         """Every request, guests included, in no particular order."""
         turns = [ask for session in self.sessions for ask in session]
-        return turns + [ask.with_guest for ask in turns if ask.with_guest is not None]
+        return turns + [one for ask in turns for one in ask.beside]
 
 
 class Recorded:
@@ -162,7 +164,7 @@ def closed_loop(recorded: Recorded, shape: Shape, seed: int) -> Workload:
         asks[0].pause_s = rng.uniform(0, shape.spread_s)  # clients neither start nor stop in step
         for ask in asks:
             if rng.random() < shape.guest_share:
-                ask.with_guest = guests.one(ask.client)
+                ask.beside = [guests.one(ask.client)]
         sessions.append(asks)
     return Workload(sessions, live=shape.sessions)
 

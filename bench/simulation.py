@@ -11,17 +11,22 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench.arms import ENGINE, PROFILE, Arm
 from bench.cost_model import CostModel
-from bench.engine_model import EngineModel, Job, Output
+from bench.engine_jobs import SLOTWISE_BATCH, Job, Output
+from bench.engine_model import EngineModel
 from bench.sim_workload import Ask, Workload
 from policies.types import Request
 from proxy.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
 from proxy.events import (
     EngineReady,
     Event,
+    Failure,
     RequestArrived,
+    RequestCancelled,
+    RequestFailed,
     RequestFinished,
     RequestProgressed,
     SlotReport,
@@ -31,6 +36,7 @@ from proxy.events import (
 
 WINDOW_TOKENS = 1 << 20  # no prompt is too long: windows are another question
 _TIMER_LATE_S = 1e-3  # as real timers are
+_ASK_DELAY_S, _BETWEEN_ASKS_S = 0.2, 2.0  # of /slots, as the proxy asks
 _RETRY_S = 30.0  # a client that was refused comes again
 _LONGEST_S = 30 * 86400.0
 
@@ -50,6 +56,7 @@ class Served:
     finished: float = -1.0
     cached: int = 0
     refused: int = 0
+    left: bool = False  # the client gave up
 
     @property
     def ttft_s(self) -> float:
@@ -88,6 +95,10 @@ class _Simulation:
         self._result = Run(arm.name)
         self._wake: float | None = None
         self._asked = False
+        self._reported = -_BETWEEN_ASKS_S  # when /slots was asked for last
+        self._sent: set[str] = set()  # requests that reached the engine or are on their way
+        # slotwise has the engine report its progress, which makes it notice who left.
+        self._progress = arm.setup.batch_tokens == SLOTWISE_BATCH
         self._then: dict[str, Callable[[float], None]] = {}
 
     def run(self) -> Run:
@@ -135,9 +146,10 @@ class _Simulation:
     def _send(self, session: list[Ask], k: int, now: float, begun: float) -> None:
         ask = session[k]
         self._then[ask.id] = lambda at: self._answered(session, k, at, begun)
-        self._arrive(ask, now)
-        if ask.with_guest is not None:
-            self._arrive(ask.with_guest, now)
+        for one in (ask, *ask.beside):
+            self._arrive(one, now)
+            if one.gives_up_s is not None:
+                self._at(now + one.gives_up_s, partial(self._gives_up, one))
 
     def _answered(self, session: list[Ask], k: int, now: float, begun: float) -> None:
         if k + 1 < len(session):
@@ -147,9 +159,28 @@ class _Simulation:
             if self._workload.live is not None:
                 self._begin_session(now)
 
+    def _gives_up(self, ask: Ask, now: float) -> None:
+        """The client closes its connection, unless it has its answer, and goes on."""
+        served = self._served[ask.id]
+        if served.finished >= 0:
+            return
+        served.finished, served.left = now, True
+        if ask.id in self._sent:
+            self._engine.abandon(ask.id, now, self._progress)
+            generated = self._engine.generated(ask.id) if ask.stream else 0
+            self._feed(RequestFailed(ask.id, Failure.CLIENT_GONE, generated), now)
+        else:
+            self._feed(RequestCancelled(ask.id), now)
+        then = self._then.pop(ask.id, None)
+        if then is not None:
+            then(now)
+
     def _arrive(self, ask: Ask, now: float) -> None:
-        self._served.setdefault(ask.id, Served(ask, now))
+        served = self._served.setdefault(ask.id, Served(ask, now))
+        if served.left:
+            return  # it was refused, and left before it came again
         row = ask.row
+        session = "" if ask.guest or self._workload.open_loop else row.session
         request = Request(
             id=ask.id,
             profile=PROFILE,
@@ -159,7 +190,7 @@ class _Simulation:
             max_tokens=ask.output if ask.guest or ask.says_limit else None,
             stream=ask.stream,
             key=ask.client,
-            session="" if ask.guest or self._workload.open_loop else row.session,
+            session=session if ask.session is None else ask.session,
             kind=ask.kind,
         )
         self._feed(RequestArrived(request), now)
@@ -180,7 +211,8 @@ class _Simulation:
             case AskSlots():
                 if not self._asked:
                     self._asked = True
-                    self._at(now + _TIMER_LATE_S, self._report)
+                    at = max(now + _ASK_DELAY_S, self._reported + _BETWEEN_ASKS_S)
+                    self._at(at, self._report)
             case Refuse():
                 served = self._served[action.id]
                 served.refused += 1
@@ -192,7 +224,9 @@ class _Simulation:
         rules = self._result.rules
         rules[action.rule] = rules.get(action.rule, 0) + 1
         pin = action.slot.id_slot if action.slot.id_slot >= 0 else None
-        job = Job(action.id, served.ask.row, served.ask.output, pin, action.empties)
+        ask = served.ask
+        job = Job(ask.id, ask.row, ask.output, pin, action.empties, streams=ask.stream)
+        self._sent.add(ask.id)
         crowd = self._on_the_way > 0 or self._engine.at_work()
         outside_s = self._cost.outside_s(len(job.row.prompt), crowd)
         if not outside_s:
@@ -203,7 +237,8 @@ class _Simulation:
 
     def _reached(self, job: Job, now: float) -> None:
         self._on_the_way -= 1
-        self._engine.submit(job, now)
+        if not self._served[job.id].left:
+            self._engine.submit(job, now)
 
     def _tick(self, wanted: float, now: float) -> None:
         if self._wake == wanted:  # else the chooser asked for another time since
@@ -211,7 +246,7 @@ class _Simulation:
             self._feed(Tick(), now)
 
     def _report(self, now: float) -> None:
-        self._asked = False
+        self._asked, self._reported = False, now
         slots = tuple(
             SlotReport(i, busy, tokens) for i, (busy, tokens) in enumerate(self._engine.slots())
         )
@@ -221,7 +256,9 @@ class _Simulation:
 
     def _said(self, output: Output, now: float) -> None:
         job, served = output.job, self._served[output.job.id]
-        if not output.finished or output.first:
+        if served.left:
+            return  # nobody hears it
+        if served.ask.stream and (not output.finished or output.first):
             self._feed(RequestProgressed(job.id, job.done, job.cached), now)
         if output.first:
             served.begun, served.first, served.cached = job.begun, now, job.cached

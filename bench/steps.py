@@ -106,7 +106,7 @@ def of_workload(workload: Workload) -> Script:
     """What the simulator serves, as requests to a real server."""
 
     def step(ask: Ask) -> Step:
-        beside = (step(ask.with_guest),) if ask.with_guest is not None else ()
+        beside = tuple(map(step, ask.beside))
         prompt = Ids(ask.row.prompt, made_up=True)
         name = ask.row.session
         return Step(ask.id, name, prompt, ask.output, ask.pause_s, ask.guest, beside)

@@ -99,7 +99,7 @@ def _agents(drawn: random.Random) -> list[list[Ask]]:
             asks.append(one.ask(n, 150, pause_s))
             if drawn.random() < 0.3:
                 size = drawn.randrange(300, 900)
-                [asks[-1].with_guest] = single("guests", size, 20, 0, guest=True)
+                asks[-1].beside = single("guests", size, 20, 0, guest=True)
             n += 150 + drawn.randrange(500, 2000)
         sessions.append(asks)
     return sessions

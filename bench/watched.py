@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from bench.arms import PROFILE, SLOTWISE, Arm
 from bench.cost_model import CostModel
-from bench.engine_model import SLOTWISE_BATCH, EngineSetup
+from bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
 from bench.sim_workload import Workload
 from bench.simulation import Run, simulate
 from policies.bounds import bound_s

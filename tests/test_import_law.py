@@ -101,7 +101,7 @@ LAWS = (
         MEASURING | {"httpx"},
     ),
     Law(
-        ("bench/*.py",),
+        ("bench/*.py", "bench/floor/*.py"),
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),
         MEASURING,
     ),

@@ -130,7 +130,7 @@ def chat_ui(draw: Draw) -> list[Lane]:
 
 def sub_agents(draw: Draw) -> list[Lane]:
     """A main agent, and others with a system text of their own that it starts now and then."""
-    main = list(agent("main", draw, 16, draw.words(1500, 6000)))
+    main = list(agent("main", draw, 20, draw.words(1500, 6000)))
     head = draw.words(600, 2500)
     subs = [list(agent(f"sub{n}", draw, 6, head)) for n in range(draw.count(2, 4))]
     for n, sub in enumerate(subs):
@@ -162,7 +162,7 @@ def infill(draw: Draw) -> list[Lane]:
         before = f"{before} {draw.words(1, 12)}"
         request = {"input_prefix": before, "input_suffix": after, "prompt": "", "n_predict": 24}
         pause_s = draw.pause_s(0.5)
-        editor.append(Turn("e", request | {"stream": True}, 24, pause_s, INFILL))
+        editor.append(Turn("e", request | {"stream": True}, 24, pause_s=pause_s, path=INFILL))
     return [editor, list(agent("a", draw, 10, draw.words(1500, 6000)))]
 
 
@@ -191,7 +191,7 @@ def _retries(draw: Draw, stream: bool) -> list[Lane]:
     """A client that leaves and asks again, beside a chat that streams."""
     lane = []
     head = draw.words(50, 1000)
-    turns = list(conversation("r", draw, 10, head, draw.tokens(800, 8000), (30, 300), (30, 200), 2))
+    turns = list(conversation("r", draw, 12, head, draw.tokens(800, 8000), (30, 300), (30, 200), 2))
     for turn in turns:
         request = {**turn.body, "stream": stream}
         once = replace(turn, body=request)
@@ -200,7 +200,7 @@ def _retries(draw: Draw, stream: bool) -> list[Lane]:
             lane.append(left)
             once = replace(once, pause_s=draw.pause_s(0.1))
         lane.append(once)
-    other = list(conversation("o", draw, 14, draw.words(50, 1000), 100, (20, 200), (100, 600), 1))
+    other = list(conversation("o", draw, 18, draw.words(50, 1000), 100, (20, 200), (100, 600), 1))
     return [lane, other]
 
 
@@ -232,12 +232,15 @@ def growing(draw: Draw) -> list[Lane]:
 
     def grow(lane: str) -> Lane:
         said, turns = draw.words(300, 3000), []
-        for _ in range(18):
-            turns.append(Turn(lane, body([message("user", said)], True), 60, draw.pause_s(1)))
+        for _ in range(36 // lanes):
+            turns.append(
+                Turn(lane, body([message("user", said)], True), 60, pause_s=draw.pause_s(1))
+            )
             said = f"{said}\n{draw.words(40, 400)}"
         return turns
 
-    return [grow(f"g{n}") for n in range(draw.count(1, 3))]
+    lanes = draw.count(1, 3)
+    return [grow(f"g{n}") for n in range(lanes)]
 
 
 def tools_in_turn(draw: Draw) -> list[Lane]:

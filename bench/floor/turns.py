@@ -27,6 +27,8 @@ class Turn:
     lane: str
     body: Mapping[str, Any]  # without the model
     output: int
+    answer: str = ""  # its words, where a later prompt repeats them
+    asks_tools: bool = False  # the answer does
     pause_s: float = 0.0
     path: str = CHAT
     gives_up_s: float | None = None  # the client closes after so long, and goes on
@@ -101,8 +103,9 @@ def conversation(
     for k in range(turns):
         messages.append(message("user", draw.filler(first) if not k else draw.words(*grows)))
         n = draw.tokens(*output)
-        yield Turn(lane, body(messages, True, **fields), n, draw.pause_s(paces))
-        messages.append(message("assistant", draw.filler(n)))
+        said = draw.filler(n)
+        yield Turn(lane, body(messages, True, **fields), n, said, pause_s=draw.pause_s(paces))
+        messages.append(message("assistant", said))
 
 
 def agent(
@@ -113,9 +116,10 @@ def agent(
     messages = [message("system", head), message("user", draw.words(40, 400))]
     for k in range(turns):
         n = draw.tokens(30, 300)
-        pause_s = draw.pause_s(1 if k else 0.5)
-        yield Turn(lane, body(messages, True, tools=offered), n, pause_s)
+        said, pause_s = draw.filler(n), draw.pause_s(1 if k else 0.5)
+        request = body(messages, True, tools=offered)
+        yield Turn(lane, request, n, said, asks_tools=k + 1 < turns, pause_s=pause_s)
         call = {"id": f"c{k}", "type": "function", "function": {"name": "tool_1"}}
-        asked = message("assistant", draw.filler(n)) | {"tool_calls": [call]}
+        asked = message("assistant", said) | {"tool_calls": [call]}
         result = message("tool", draw.words(*grows)) | {"tool_call_id": f"c{k}"}
         messages += [asked, result]

@@ -6,7 +6,8 @@ import pytest
 
 from bench import arms, cost_model
 from bench.cost_model import CostModel, Outside
-from bench.engine_model import EngineModel, EngineSetup
+from bench.engine_jobs import EngineSetup
+from bench.engine_model import EngineModel
 from bench.rows import Row
 from bench.sim_workload import Ask, Workload
 from bench.simulation import Run, simulate

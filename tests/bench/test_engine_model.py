@@ -6,7 +6,8 @@ import pytest
 
 from bench import cost_model
 from bench.cost_model import CostError, CostModel
-from bench.engine_model import EngineMisuseError, EngineModel, EngineSetup, Job
+from bench.engine_jobs import EngineSetup, Job
+from bench.engine_model import EngineMisuseError, EngineModel
 from bench.ram_cache import RamCache
 from bench.rows import Row
 from policies.prefix import EMPTY, Tokens, pack
