@@ -136,6 +136,10 @@ class EngineModel:
             if batch is not None and not batch.pieces:  # it is looked at after each step
                 self._cut_short(batch, now)
 
+    def asked(self, now: float) -> None:
+        """A question is answered, and that is a result: connections are looked at later."""
+        self._last_result = now
+
     def generated(self, id: str) -> int:
         """Tokens of its answer so far."""
         job = self._running(id)
@@ -149,14 +153,17 @@ class EngineModel:
 
     def _notice(self, now: float) -> None:
         for job in list(self._abandoned.values()):
-            assert job.abandoned is not None
             reading = job.done < _length(job)
             writes = job.streams and (job.told if reading else True)
             if job.left <= 0 and not reading:
                 del self._abandoned[job.id]  # it has ended
-            elif writes or now - max(self._last_result, job.abandoned) >= _UNNOTICED_S:
+            elif writes or now >= self._noticed_at(job):
                 del self._abandoned[job.id]
                 self._release(job, now)
+
+    def _noticed_at(self, job: Job) -> float:
+        """When, unless somebody is told something until then."""
+        return max(self._last_result, job.abandoned or 0.0) + _UNNOTICED_S
 
     # ------------------------------------------------------------ slots
 
@@ -247,7 +254,8 @@ class EngineModel:
             steps = 1 if self._inbox else min(job.left for job in generating)
             step_s = (self._step_s[len(generating) - 1] + looked_back_s) * crowded
             if self._abandoned:  # whether it is noticed is looked at
-                steps = min(steps, max(1, math.ceil(_UNNOTICED_S / step_s)))
+                left_s = min(map(self._noticed_at, self._abandoned.values())) - begun
+                steps = min(steps, max(1, math.ceil(left_s / step_s)))
             return _Batch(begun, step_s, steps, [], generating)
         work_s = cost.prefill.a_s * len(generating)
         for job, n in pieces:

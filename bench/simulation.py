@@ -20,6 +20,7 @@ from bench.engine_model import EngineModel
 from bench.sim_workload import Ask, Workload
 from policies.types import Request
 from proxy.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
+from proxy.asking import Asking, Pace
 from proxy.events import (
     EngineReady,
     Event,
@@ -36,7 +37,6 @@ from proxy.events import (
 
 WINDOW_TOKENS = 1 << 20  # no prompt is too long: windows are another question
 _TIMER_LATE_S = 1e-3  # as real timers are
-_ASK_DELAY_S, _BETWEEN_ASKS_S = 0.2, 2.0  # of /slots, as the proxy asks
 _RETRY_S = 30.0  # a client that was refused comes again
 _LONGEST_S = 30 * 86400.0
 
@@ -94,8 +94,8 @@ class _Simulation:
         self._served: dict[str, Served] = {}
         self._result = Run(arm.name)
         self._wake: float | None = None
-        self._asked = False
-        self._reported = -_BETWEEN_ASKS_S  # when /slots was asked for last
+        self._asked = False  # for /slots
+        self._asking = Asking(Pace())
         self._sent: set[str] = set()  # requests that reached the engine or are on their way
         # slotwise has the engine report its progress, which makes it notice who left.
         self._progress = arm.setup.batch_tokens == SLOTWISE_BATCH
@@ -211,8 +211,7 @@ class _Simulation:
             case AskSlots():
                 if not self._asked:
                     self._asked = True
-                    at = max(now + _ASK_DELAY_S, self._reported + _BETWEEN_ASKS_S)
-                    self._at(at, self._report)
+                    self._at(self._asking.next_at(now, action.whole), self._report)
             case Refuse():
                 served = self._served[action.id]
                 served.refused += 1
@@ -246,11 +245,15 @@ class _Simulation:
             self._feed(Tick(), now)
 
     def _report(self, now: float) -> None:
-        self._asked, self._reported = False, now
+        self._asked = False
+        self._asking.asked(now)
+        self._engine.asked(now)
         slots = tuple(
             SlotReport(i, busy, tokens) for i, (busy, tokens) in enumerate(self._engine.slots())
         )
         self._feed(SlotsReported(ENGINE, now, slots), now)
+        if not self._asked:
+            self._asking.proven()
 
     # ------------------------------------------------------------ engine
 

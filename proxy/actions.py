@@ -73,9 +73,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class AskSlots:
-    """Ask this engine for ``/slots`` soon: a slot's end is not proven."""
+    """Ask this engine for ``/slots`` soon: a slot's end is not proven. ``whole``: for one of them
+    that of an answer that does not stream, see :mod:`proxy.asking`."""
 
     engine: str
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from policies.pauses import Pauses
 from policies.prefix import lcp
 from policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
 from policies.working_set import WorkingSet, most_running
+from proxy.asking import UNNOTICED_S
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
 from proxy.keeping import Keeping
@@ -24,6 +25,7 @@ from proxy.mirror import SlotMirror
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
+_NOTICED_S = UNNOTICED_S + 0.25  # until a quiet engine has shown that the slot is idle
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 
 
@@ -233,8 +235,9 @@ class Profile:
             view.kept = False
             view.run_left_s = view.read_left_s = 0.0
             running = None if view.idle else self.last_run.get(mirror.id)
-            # A stream that was given up ends at its next token or batch; a whole answer goes on.
-            if running is not None and (request or not running.request.stream):
+            if running is not None and request is None:
+                self._given_up(view, mirror, running, now)
+            elif running is not None:
                 view.run_left_s = running.run_left_s(self.params.cost, len(self.running), now)
                 view.read_left_s = running.read_left_s(self.params.cost, now)
             view.running_key = request.key if request else None
@@ -249,6 +252,22 @@ class Profile:
                     and is_live(view, self.params.affinity)
                 )
         return views
+
+    def _given_up(
+        self, view: SlotView, mirror: SlotMirror, running: Running, now: float
+    ) -> None:
+        """Its client left. A stream ends at its next token or batch. A whole answer ends when the
+        engine has had nothing to say to anybody for a while, and beside a stream it goes on."""
+        if running.request.stream:
+            return
+        cost = self.params.cost
+        view.run_left_s = running.run_left_s(cost, len(self.running), now)
+        view.read_left_s = running.read_left_s(cost, now)
+        noticed_s = mirror.since + _NOTICED_S - now
+        if noticed_s > 0 and not any(r.request.stream for r in self.running.values()):
+            view.run_left_s = noticed_s
+        else:
+            view.run_left_s = max(view.run_left_s, noticed_s)
 
     def held_for(
         self, request: Request, matches: list[Match], place: Place, swap: Swap | None

@@ -17,6 +17,7 @@ from typing import Any
 from policies.types import Request
 from proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
 from proxy.afterwards import Afterwards
+from proxy.asking import Pace
 from proxy.engine_desk import SHUTTING_DOWN, EngineDesk
 from proxy.events import EngineLost, Event, Failure, RequestArrived, RequestFailed, Tick
 from proxy.history import DEFAULT_KEEP_BYTES, History
@@ -26,7 +27,6 @@ from proxy.memory import MemoryWatch
 from proxy.memory_desk import MemoryDesk
 from proxy.memory_gate import MemoryRules
 from proxy.metrics import Metrics
-from proxy.poller import Pace
 from proxy.scheduler import Scheduler
 from proxy.status import Waiting
 from proxy.thinned import Thinned, Writer
@@ -124,7 +124,7 @@ class Driver:
                 if ticket := self._tickets.pop(action.id, None):
                     ticket.refused(action)
             case AskSlots():
-                self.engines.ask_slots(action.engine)
+                self.engines.ask_slots(action.engine, action.whole)
             case WakeAt():
                 self._wake_at(action.at)
             case Mismatch():

@@ -13,13 +13,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from proxy.asking import Pace
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, refused
 from proxy.events import EngineLoading, EngineReady, Event
 from proxy.life import EngineLife, ServedProfile, build_of, look_at
 from proxy.memory_desk import MemoryDesk
 from proxy.metrics import Metrics
-from proxy.poller import Pace, SlotsPoller
+from proxy.poller import SlotsPoller
 from proxy.probe import ProbeResult
 from proxy.tokenize import Tokenizer
 
@@ -116,13 +117,13 @@ class EngineDesk:
     def suspect(self, life: EngineLife) -> None:
         """It did not answer where it should have: ``/slots`` tells whether it hangs."""
         if life.poller is not None:
-            life.poller.ask()
+            life.poller.ask(whole=True)  # whatever it does, it is asked gently
 
-    def ask_slots(self, engine: str) -> None:
-        """Ask this engine for ``/slots`` soon."""
+    def ask_slots(self, engine: str, whole: bool) -> None:
+        """Ask this engine for ``/slots`` soon; ``whole``: see :mod:`proxy.asking`."""
         life = self.lives.get(engine)
-        if life is not None:
-            self.suspect(life)
+        if life is not None and life.poller is not None:
+            life.poller.ask(whole)
 
     def unloaded(self, profile: str, retry_after_s: int) -> None:
         """No engine of this profile runs, for want of memory: nobody waits for one."""

@@ -1,9 +1,7 @@
 """Asks one engine for ``/slots`` when a slot's end is not proven, and no oftener than it is safe.
 
-Each question resets the timer by which llama-server notices that a client hung up: a poll every
-second or more keeps an abandoned request alive. So there are 2 s between two questions. An engine
-that fails to answer again and again is hung, as is one whose busy slots all stand still; somebody
-else has to restart it.
+When it asks is :mod:`proxy.asking`. An engine that fails to answer again and again is hung, as is
+one whose busy slots all stand still; somebody else has to restart it.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from proxy.asking import Asking, Pace
 from proxy.engine import EngineClient
 from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.events import SlotReport, SlotsReported
@@ -21,16 +19,6 @@ from proxy.standstill import Standstill, report_of
 log = logging.getLogger(__name__)
 
 FAILURES_UNTIL_HUNG = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds: between two questions, from the wish to the question, and how long busy slots may
-    stand still while some slot's end is not proven."""
-
-    between_s: float = 2.0
-    delay_s: float = 0.2
-    still_s: float = 300.0
 
 
 class SlotsPoller:
@@ -51,11 +39,14 @@ class SlotsPoller:
         self._report = report
         self._hung = hung
         self._pace = pace
+        self._asking = Asking(pace)
         self._asked_at = float("-inf")
+        self._whole = False  # a whole answer was abandoned
         self._standstill = Standstill(clock())
         self._task: asyncio.Task[None] | None = None
 
-    def ask(self) -> None:
+    def ask(self, whole: bool) -> None:
+        self._whole = whole
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll())
 
@@ -68,6 +59,8 @@ class SlotsPoller:
         # Before the report: what it leaves unproven is asked for again, by a new task.
         self._task = None
         self._report(reply)
+        if self._task is None:
+            self._asking.proven()
 
     def _look(self, slots: tuple[SlotReport, ...]) -> None:
         """Asked only while some slot's end is not proven: is one of them busy for ever?"""
@@ -81,10 +74,11 @@ class SlotsPoller:
         failures = 0
         while True:
             now = self._clock()
-            at = max(self._asked_at + self._pace.between_s, now + self._pace.delay_s)
-            await asyncio.sleep(at - now)
+            while (at := self._asking.next_at(now, self._whole)) > self._clock():
+                await asyncio.sleep(at - self._clock())
             await self._client.settled()
             self._asked_at = self._clock()
+            self._asking.asked(self._asked_at)
             try:
                 slots = tuple(report_of(slot) for slot in await self._client.slots())
             except (

@@ -21,7 +21,7 @@ PACKAGES = ("policies", "proxy", "launcher", "bench")
 PURE = (
     *("actions", "events", "mirror", "contexts", "running", "learned_cost", "waiter", "keeping"),
     *("book", "placement", "holds", "deciding", "standing", "status", "scheduler", "sse"),
-    *("sections", "shapes", "turns", "identity", "kinds", "normalize"),
+    *("asking", "sections", "shapes", "turns", "identity", "kinds", "normalize"),
     *("computed", "account", "record", "history", "explain", "last_hour", "words"),
     *("reserves", "reclaiming", "memory_gate", "reports"),
 )

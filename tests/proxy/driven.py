@@ -6,9 +6,9 @@ from typing import Any
 
 from policies.prefix import pack
 from policies.types import Request
+from proxy.asking import Pace
 from proxy.driver import Driver
 from proxy.life import ServedProfile
-from proxy.poller import Pace
 from tests.proxy.shell import Recorder, queue
 
 FAST = Pace(between_s=0.05, delay_s=0.01)

@@ -16,10 +16,10 @@ import uvicorn
 from policies.params import Params, Queue
 from proxy.actions import Action, Dispatch
 from proxy.app import create_app
+from proxy.asking import Pace
 from proxy.driver import Driver
 from proxy.events import Event, RequestFailed, RequestFinished
 from proxy.life import ServedProfile
-from proxy.poller import Pace
 from tests.running_proxy import samples
 from tests.support import wait_until_async
 
