@@ -7,6 +7,7 @@ import math
 from policies.cost import piece_s
 from policies.params import Affinity, Cost, Keep
 from policies.park import State
+from policies.pauses import Pauses
 from policies.types import Match, Request, SlotView
 
 _REPEATED = 2  # turns: what a one-shot prompt begins with was asked for twice
@@ -35,33 +36,35 @@ def is_live(slot: SlotView, knobs: Affinity) -> bool:
 
 
 def chance_of_return(
-    turns: int, idle_s: float, gap_s: float, calling: bool, knobs: Affinity
+    turns: int, idle_s: float, calling: bool, pauses: Pauses, knobs: Affinity
 ) -> float:
     """Chance that a conversation comes back.
 
     By Bayes: before the pause, odds to one that it goes on; pauses are log-logistic (heavy
-    tailed, as think times are) around ``gap_s``, so a pause of t leaves odds / (1 + (t/gap)^2).
+    tailed, as think times are) around the typical one, so a pause of t leaves
+    odds / (1 + (t/gap)^2).
     """
     if idle_s >= knobs.expire_s:
         return 0.0
-    odds = _odds(turns, calling, knobs) * _still_away(idle_s, gap_s, knobs)
+    gap_s = pauses.typical_s(calling)
+    odds = _odds(turns, calling, pauses, knobs) * _still_away(idle_s, gap_s, knobs)
     return odds / (odds + 1)
 
 
 def chance_of_return_soon(
-    turns: int, idle_s: float, gap_s: float, calling: bool, knobs: Affinity
+    turns: int, idle_s: float, calling: bool, pauses: Pauses, knobs: Affinity
 ) -> float:
     """Chance that it comes back within the horizon: later, what it left is gone in any case."""
     if idle_s >= knobs.expire_s:
         return 0.0
-    odds = _odds(turns, calling, knobs)
+    odds, gap_s = _odds(turns, calling, pauses, knobs), pauses.typical_s(calling)
     away = _still_away(idle_s, gap_s, knobs)
     then = _still_away(idle_s + knobs.horizon_s, gap_s, knobs)
     return odds * (away - then) / (odds * away + 1)
 
 
 def expected_loss_s(
-    state: State, kept: int, idle_s: float, gap_s: float, cost: Cost, knobs: Affinity
+    state: State, kept: int, idle_s: float, pauses: Pauses, cost: Cost, knobs: Affinity
 ) -> float:
     """Seconds that are lost, as far as may be expected, where of a state only the first ``kept``
     tokens go on.
@@ -71,20 +74,20 @@ def expected_loss_s(
     knows yet.
     """
     if not state.guest:
-        chance = chance_of_return_soon(state.turns, idle_s, gap_s, state.calling, knobs)
+        chance = chance_of_return_soon(state.turns, idle_s, state.calling, pauses, knobs)
         return chance * piece_s(cost, kept, state.tokens)
     repeated = min(state.cached, state.held)
     seconds = _FIRST_REPEAT * piece_s(cost, max(kept, repeated), state.held)
     if kept < repeated:
-        chance = chance_of_return_soon(_REPEATED, idle_s, gap_s, False, knobs)
+        chance = chance_of_return_soon(_REPEATED, idle_s, False, pauses, knobs)
         seconds += chance * piece_s(cost, kept, repeated)
     return seconds
 
 
-def _odds(turns: int, calling: bool, knobs: Affinity) -> float:
+def _odds(turns: int, calling: bool, pauses: Pauses, knobs: Affinity) -> float:
     if calling:
         return max(knobs.return_odds, knobs.tools_odds)
-    return knobs.return_odds if turns >= 2 else min(1.0, knobs.return_odds)
+    return knobs.return_odds if turns >= 2 else min(pauses.first_odds, knobs.return_odds)
 
 
 def _still_away(idle_s: float, gap_s: float, knobs: Affinity) -> float:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from policies.cost import prefill_s
 from policies.params import Params
-from policies.types import Request
+from policies.types import WaitingView
 
 _OF_ALL = 0.75  # behind the bound there is time left to be served in
+_LINES = 1.4
 
 
-def bound_s(given_s: float, request: Request, params: Params) -> float:
+def bound_s(given_s: float, waiting: WaitingView, params: Params) -> float:
     """A wait's bound for this request (s); ``given_s``: what the profile says."""
-    queue = params.queue
+    queue, request = params.queue, waiting.request
     whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
     own_s = prefill_s(params.cost, 0, len(request.tokens))
-    return max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
+    bound = max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
+    return min(bound, _LINES * waiting.line_s + own_s)

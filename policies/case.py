@@ -16,7 +16,7 @@ from policies import admission
 from policies.affinity import chance_of_return_soon, expected_loss_s, kept_for_s, reuse
 from policies.bounds import bound_s
 from policies.cost import piece_s, prefill_s
-from policies.params import Params
+from policies.params import Affinity, Params
 from policies.park import Park, State
 from policies.pauses import Pauses
 from policies.types import Parked, Request, SlotId, SlotView, WaitingView
@@ -42,7 +42,7 @@ class View:
     params: Params
     at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
     parks: Mapping[str, Park] = field(default_factory=dict)  # the RAM caches, by engine
-    pauses: Pauses | None = None
+    pauses: Pauses = field(default_factory=lambda: Pauses.first(Affinity()))
     now: float = 0.0  # s
     asked_for: frozenset[str | None] = frozenset()  # what is parked and waited for, by request
     largest: int = field(init=False)  # window, tokens
@@ -98,12 +98,10 @@ class View:
     def loss_of_s(self, state: State) -> float:
         """Seconds that are lost, as far as may be expected, with a state that nobody has again."""
         params = self.params
-        if self.pauses is None:
-            return 0.0
         if state.request in self.asked_for:
             return piece_s(params.cost, 0, state.tokens)
-        gap_s, idle_s = self.pauses.typical_s(state.calling), self.now - state.last_used
-        return expected_loss_s(state, 0, idle_s, gap_s, params.cost, params.affinity)
+        idle_s = self.now - state.last_used
+        return expected_loss_s(state, 0, idle_s, self.pauses, params.cost, params.affinity)
 
 
 @dataclass(slots=True)
@@ -132,7 +130,7 @@ class Case:
         knobs = params.keep
         # Nobody else would wait for what the owner has to compute again, on an engine at rest.
         worth = min(1.0, knobs.worth) if self.view.at_rest else knobs.worth
-        longest_s = bound_s(knobs.keep_max_wait_s, self.waiting.request, params)
+        longest_s = bound_s(knobs.keep_max_wait_s, self.waiting, params)
         longest_s = min(longest_s, worth * self.loss_s(index))
         return min(kept_for_s(slot.gap_s, knobs) - slot.idle_s, longest_s - self.waited_s)
 
@@ -174,7 +172,7 @@ class Case:
             knobs, chance = params.affinity, 0.0
             if not slot.guest:
                 chance = chance_of_return_soon(
-                    slot.turns, slot.idle_s, slot.gap_s, slot.calling, knobs
+                    slot.turns, slot.idle_s, slot.calling, view.pauses, knobs
                 )
             lost_s += (1 + chance) * slot.resident / params.keep.restore_tps
         saving = Way(*self._read(index, here, dropped), lost_s)
@@ -191,7 +189,7 @@ class Case:
         """Seconds that are lost with what a slot holds behind the first ``kept`` tokens."""
         params = self.view.params
         return expected_loss_s(
-            slot.state, kept, slot.idle_s, slot.gap_s, params.cost, params.affinity
+            slot.state, kept, slot.idle_s, self.view.pauses, params.cost, params.affinity
         )
 
     def _read(self, index: int, here: int, dropped: Sequence[State]) -> tuple[int, float]:

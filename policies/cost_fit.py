@@ -26,6 +26,7 @@ _LEAST_S, _MOST_S = 1e-6, 864_000.0  # no report is shorter or longer
 _START_TOKENS = 32.0  # the start of a prompt costs as much as so many tokens
 _DEPTH_TOKENS = 100_000.0  # a token costs twice as much at this depth
 _LEAST_TOKEN_S = 1e-6
+_OUTPUT_PULL = 4.0  # answers that the first value of their length counts as
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     knob.name: (knob.metadata["low"], knob.metadata["high"])
@@ -54,6 +55,8 @@ class Fit:
     cost: Cost
     prefill: Sums = _NOTHING
     decode: Sums = _NOTHING
+    answers: float = 0.0  # how many ended, decayed
+    answered: float = 0.0  # their tokens
     reports: int = 0  # of both kinds, ever
 
 
@@ -103,6 +106,18 @@ def tokens_generated(fit: Fit, tokens: int, seconds: float, sequences: float) ->
     units = (alone_s, max(first.decode_more_s, alone_s / 4))
     told = replace(fit, decode=sums, reports=fit.reports + 1)
     return _fitted(told, sums, ("decode_s", "decode_more_s"), units, _ANSWER_PULL)
+
+
+def answer_ended(fit: Fit, tokens: int) -> Fit:
+    """An answer whose request named no limit had so many tokens."""
+    first = fit.first
+    if not first.fit or tokens < 1:
+        return fit
+    keep = 1 - 1 / first.fit_requests
+    answers, answered = keep * fit.answers + 1, keep * fit.answered + tokens
+    mean = (_OUTPUT_PULL * first.expected_output + answered) / (_OUTPUT_PULL + answers)
+    cost = replace(fit.cost, expected_output=max(1, round(mean)))
+    return replace(fit, cost=cost, answers=answers, answered=answered)
 
 
 def _added(

@@ -92,7 +92,7 @@ def _at_home(case: Case, home: int) -> Verdict | None:
         return _place(case, home, _HOME_RULE[m.kind], why)
     params = case.view.params
     knobs = params.home
-    longest_s = bound_s(knobs.home_max_wait_s, case.waiting.request, params)
+    longest_s = bound_s(knobs.home_max_wait_s, case.waiting, params)
     if case.waited_s >= longest_s:
         return None
     if m.same and slot.running_key == case.waiting.request.key:

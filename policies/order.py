@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from policies.bounds import bound_s
 from policies.params import Params
-from policies.types import Request, WaitingView
+from policies.types import WaitingView
 
 
 class Class(IntEnum):
@@ -57,29 +57,38 @@ def steps(waiting: WaitingView, params: Params) -> int:
     return int(waiting.service_s / knobs.service_step_s) if knobs.by_service else 0
 
 
-def is_overdue(request: Request, waited_s: float, params: Params) -> bool:
+def is_overdue(waiting: WaitingView, waited_s: float, params: Params) -> bool:
     """Whether others may go before it no longer."""
     knobs = params.order
-    if not knobs.enabled or waited_s < knobs.max_overtake_s:
+    if not knobs.enabled:
         return False
-    return waited_s >= bound_s(knobs.max_overtake_s, request, params)
+    return waited_s >= bound_s(knobs.max_overtake_s, waiting, params)
 
 
 def rank(
-    waiting: WaitingView, guest: bool, waited_s: float, params: Params, overdue: int | None = None
+    waiting: WaitingView,
+    guest: bool,
+    waited_s: float,
+    params: Params,
+    overdue: int | None = None,
+    scarce: bool = True,
 ) -> Rank:
     """Where a request stands. Nobody is overtaken too long; then guests that waited; then those
     whose conversation a slot still holds; then newcomers; then new guests.
 
     ``overdue``: the fewest steps of a key with a request that was overtaken too long; None: none.
+    ``scarce``: more lives than stays warm. Where nothing is lost by who goes first, whoever came
+    first does.
     """
     knobs = params.order
     arrived = waiting.arrived
     if not knobs.enabled:
         return Rank(Turn.USUAL, Class.NEWCOMER, 0, arrived, arrived)
     service = steps(waiting, params)
-    if is_overdue(waiting.request, waited_s, params):
+    if is_overdue(waiting, waited_s, params):
         return Rank(Turn.OVERTAKEN, Class.OVERTAKEN, service, arrived, arrived)
+    if not scarce:
+        return Rank(Turn.USUAL, Class.NEWCOMER, service, arrived, arrived)
     if guest:
         place = Class.PROMOTED_GUEST if waited_s >= knobs.promote_s else Class.NEW_GUEST
     else:

@@ -17,8 +17,8 @@ def _knob(default: Any, unit: str, low: float, high: float, why: str) -> Any:
     return field(default=default, metadata={"unit": unit, "low": low, "high": high, "why": why})
 
 
-def _switch(why: str) -> Any:
-    return field(default=True, metadata={"unit": "switch", "why": why})
+def _switch(why: str, default: bool = True) -> Any:
+    return field(default=default, metadata={"unit": "switch", "why": why})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Affinity:
     horizon_s: float = _knob(150, "s", 0, 864000, "a return later than this is no loss")
     learn_gap: bool = _switch("off: the typical pauses stay as given")
     slot_order: bool = _switch("off: what is read in other slots counts for nothing")
-    protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")
+    protect_live: bool = _switch("on: beside a free slot no live conversation is displaced", False)
     live_s: float = _knob(60, "s", 0, 86400, "how long a single turn counts as live")
     expire_s: float = _knob(1800, "s", 1, 864000, "a conversation idle this long has ended")
 
@@ -104,7 +104,7 @@ class Order:
     enabled: bool = _switch("off: first come, first served")
     promote_s: float = _knob(5, "s", 0, 3600, "a guest that waited this long goes first")
     max_overtake_s: float = _knob(300, "s", 0, 3600, "nobody is overtaken for longer")
-    by_session: bool = _switch("off: by the request's arrival, not its conversation's")
+    by_session: bool = _switch("on: by the conversation's first request, not its own", False)
     by_service: bool = _switch("off: all keys are alike")
     service_half_life_s: float = _knob(60, "s", 1, 86400, "what a key was served is forgotten")
     service_step_s: float = _knob(24, "s", 0.001, 86400, "less is no difference between keys")

@@ -14,6 +14,8 @@ from policies.params import Affinity
 
 _LEAST_S = 1e-3
 _SEEN = 32  # pauses that are remembered
+_FADE = 1 - 1 / 64
+_UNDECIDED = 4.0  # conversations that count as having come back, and as many as gone
 _GUESSES = 2  # the given value counts as so many pauses
 
 
@@ -38,6 +40,8 @@ class Pauses:
 
     tools: Pause
     others: Pause
+    begun: float = 0.0  # conversations that were seen to begin; old ones fade
+    returned: float = 0.0  # of them, those that came back
 
     @classmethod
     def first(cls, knobs: Affinity) -> Pauses:
@@ -54,3 +58,16 @@ class Pauses:
         if calling:
             return replace(self, tools=self.tools.after(pause_s))
         return replace(self, others=self.others.after(pause_s))
+
+    def came(self, again: bool) -> Pauses:
+        """With one more conversation that began, or came back for the first time."""
+        if again:
+            return replace(self, returned=self.returned + 1)
+        return replace(self, begun=_FADE * self.begun + 1, returned=_FADE * self.returned)
+
+    @property
+    def first_odds(self) -> float:
+        """Odds to one that a conversation of one turn comes back. Where every prompt is a new one,
+        as in a batch of calls, nobody does."""
+        gone = max(0.0, self.begun - self.returned)
+        return min(1.0, (self.returned + _UNDECIDED) / (gone + _UNDECIDED))

@@ -110,6 +110,7 @@ class WaitingView:
     owns: bool  # some slot holds its conversation
     session_began: float = 0.0  # s
     new_session: bool = False  # its first request
+    line_s: float = float("inf")  # what it would have waited where who comes first goes first
     service_s: float = 0.0  # what its key was served lately
     parked: dict[str, Parked] = field(default_factory=dict)  # by engine
 

@@ -16,7 +16,7 @@ from policies.bounds import bound_s
 from policies.cost import run_s
 from policies.params import Params
 from policies.pauses import Pauses
-from policies.types import Request
+from policies.types import WaitingView
 
 _FEW = 2  # requests: one is read while another generates
 _COUNTED_TURNS = 2  # a single call that was answered is no conversation yet
@@ -46,6 +46,11 @@ class WorkingSet(NamedTuple):
     warm: float  # those that a slot has held
     wanted: float  # and those that wait for their first
 
+    @property
+    def scarce(self) -> bool:
+        """Whether more lives than stays warm."""
+        return self.wanted > 1
+
     @classmethod
     def of(
         cls, contexts: Iterable[Context], slots: int, now: float, pauses: Pauses, params: Params
@@ -58,8 +63,9 @@ class WorkingSet(NamedTuple):
                 continue
             if not context.open:
                 idle_s = now - context.last_seen
-                gap_s, calling = pauses.typical_s(context.calling), context.calling
-                chance = chance_of_return(context.turns, idle_s, gap_s, calling, params.affinity)
+                chance = chance_of_return(
+                    context.turns, idle_s, context.calling, pauses, params.affinity
+                )
             wanted += chance
             tokens += chance * context.tokens
             if context.started:
@@ -77,14 +83,14 @@ def most_running(working_set: WorkingSet, slots: int, params: Params) -> int:
     work. Where it does not, each that runs holds a slot that somebody else will want: few run."""
     if params.queue.max_running:
         return params.queue.max_running
-    return slots if working_set.wanted <= 1 else min(slots, _FEW)
+    return min(slots, _FEW) if working_set.scarce else slots
 
 
-def longest_wait_s(request: Request, params: Params) -> float:
+def longest_wait_s(waiting: WaitingView, params: Params) -> float:
     """After how long a new conversation starts all the same: three times its own run, bounded."""
-    knobs = params.cap
+    knobs, request = params.cap, waiting.request
     own_s = run_s(params.cost, 0, len(request.tokens), request.max_tokens)
-    longest_s = bound_s(knobs.cap_max_wait_s, request, params)
+    longest_s = bound_s(knobs.cap_max_wait_s, waiting, params)
     return min(max(3 * own_s, knobs.cap_min_wait_s), longest_s)
 
 

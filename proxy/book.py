@@ -9,7 +9,7 @@ from policies import order
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s
 from policies.case import View
-from policies.cost import prefill_s
+from policies.cost import prefill_s, step_s
 from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
@@ -117,6 +117,8 @@ class Profile:
         queue = self.params.queue
         limit_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
         context, is_new = self.contexts.arrived(request, now)
+        if self.params.affinity.learn_gap and context.turns == (1 if is_new else 2):
+            self.pauses = self.pauses.came(again=not is_new)
         view = WaitingView(
             request,
             now,
@@ -124,10 +126,28 @@ class Profile:
             owns=False,
             session_began=context.began,
             new_session=is_new,
+            line_s=self._line_s(now),
         )
         waiter = Waiter(view, now + limit_s, context, since=now)
         waiter.restart(self.mirrors)
         self.waiters[request.id] = waiter
+
+    def _line_s(self, now: float) -> float:
+        """How long one that comes now would wait if all that came before it went first, and had
+        to read everything."""
+        cost = self.params.cost
+        slots = max(1, sum(len(engine.mirrors) for engine in self.engines.values()))
+        ahead = [(r.request, now - r.started) for r in self.running.values()]
+        ahead += [(w.view.request, 0.0) for w in self.waiters.values()]
+        seconds = 0.0
+        for request, ran_s in ahead:
+            read_s = prefill_s(cost, 0, len(request.tokens))
+            step = step_s(cost, min(slots, len(ahead))) / min(slots, len(ahead))
+            output = cost.expected_output
+            if request.max_tokens is not None and request.max_tokens >= 0:
+                output = min(output, request.max_tokens)
+            seconds += max(0.0, read_s + output * step - ran_s)
+        return seconds
 
     def weigh(self, now: float) -> int | None:
         """Note what the key of everyone who waits was served by now. Returns the fewest steps of
@@ -139,7 +159,7 @@ class Profile:
             if key not in served:
                 served[key] = self.services.of(key, now)
             view.service_s = served[key]
-            if order.is_overdue(view.request, now - view.arrived, self.params):
+            if order.is_overdue(view, now - view.arrived, self.params):
                 overdue.append(order.steps(view, self.params))
         return min(overdue, default=None)
 

@@ -27,6 +27,7 @@ from proxy.placement import UNPINNED, story
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
+_SC = 0.6
 _RETRY_AFTER_TIMEOUT_S = 30
 
 
@@ -49,7 +50,7 @@ class Deciding:
         profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
         view = profile.view(now, working_set)
         epoch, parks = profile.epoch, profile.parks()
-        profile.line = self._line_up(profile, view.slots, epoch, parks, now)
+        profile.line = self._line_up(profile, view.slots, epoch, parks, working_set.wanted > _SC, now)
         max_running = profile.most_running(working_set)
         stale = False
         for waiter in profile.line:
@@ -87,6 +88,7 @@ class Deciding:
         slots: Sequence[SlotView],
         epoch: int,
         parks: Mapping[str, Park],
+        scarce: bool,
         now: float,
     ) -> list[Waiter]:
         waiters = list(profile.waiters.values())
@@ -99,7 +101,8 @@ class Deciding:
         for waiter in waiters:
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(view, slots, profile.params)
-            rank = order.rank(view, is_guest, now - view.arrived, profile.params, overdue)
+            waited_s = now - view.arrived
+            rank = order.rank(view, is_guest, waited_s, profile.params, overdue, scarce)
             waiter.place = rank.place
             ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])

@@ -27,7 +27,7 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
     request = view.request
     # An engine at rest gains nothing from a conversation that waits.
     if view.new_session and profile.cap_stopped and profile.running and not view.owns:
-        left_s = longest_wait_s(request, profile.params) - waited_s
+        left_s = longest_wait_s(view, profile.params) - waited_s
         if left_s > 0:
             why = "more conversations live than the slots keep warm"
             return Hold(Reason.SESSION_CAP, why, left_s)
@@ -53,7 +53,7 @@ def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verd
     uncached = len(request.tokens) - place.expected_cached
     if not knobs.enabled or uncached <= knobs.cold_tokens:
         return place
-    longest_s = bound_s(knobs.cold_max_wait_s, request, profile.params)
+    longest_s = bound_s(knobs.cold_max_wait_s, waiter.view, profile.params)
     left_s = longest_s - (now - waiter.view.arrived)
     if left_s <= 0:
         return place

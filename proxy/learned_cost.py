@@ -53,6 +53,8 @@ class LearnedCost:
         if told is not None:
             self._prompt(one, told)
             self._answer(one, told, now)
+            if one.request.max_tokens is None:
+                self.fit = cost_fit.answer_ended(self.fit, told.completion_tokens or 0)
         return None if self.fit.cost is before.cost else self.fit.cost
 
     def _prompt(self, one: Running, told: RequestFinished) -> None:

@@ -74,7 +74,9 @@ class SlotMirror:
         held, turns = min(match.lcp, old.held), old.turns + 1 if match.is_home else 1
         if loaded is not None:
             # What is loaded is a belief: until the engine reports, no more is claimed than is sure.
-            held, turns = min(held, lcp(request.tokens, loaded.view), loaded.held), loaded.turns + 1
+            shared = lcp(request.tokens, loaded.view)
+            held = min(held, shared, loaded.held)
+            turns = loaded.turns + 1 if shared == len(loaded.view) else 1
         if not request.cache_prompt:
             held = 0
         self._replace(

@@ -39,11 +39,11 @@ def test_old_pauses_are_forgotten() -> None:
 
 
 def test_a_chance_falls_with_the_pause_and_within_the_horizon_it_is_no_greater() -> None:
-    chances = [chance_of_return(3, idle_s, 60, False, KNOBS) for idle_s in (0, 30, 60, 600)]
+    chances = [chance_of_return(3, idle_s, False, PAUSES, KNOBS) for idle_s in (0, 30, 60, 600)]
     assert chances == sorted(chances, reverse=True)
     for idle_s in (0, 30, 60, 600):
         soon = chance_of_return_soon(3, idle_s, 60, False, KNOBS)
-        assert 0 <= soon <= chance_of_return(3, idle_s, 60, False, KNOBS)
+        assert 0 <= soon <= chance_of_return(3, idle_s, False, PAUSES, KNOBS)
 
 
 def test_who_was_asked_to_run_tools_comes_back_more_surely_after_one_turn_too() -> None:
