@@ -45,6 +45,7 @@ class View:
     pauses: Pauses = field(default_factory=lambda: Pauses.first(Affinity()))
     now: float = 0.0  # s
     asked_for: frozenset[str | None] = frozenset()  # what is parked and waited for, by request
+    waits_pay: float = 1.0  # share of the waits for an owner's return in which one came back
     largest: int = field(init=False)  # window, tokens
     alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
     resting: list[int] = field(init=False)  # indices of the idle slots
@@ -131,7 +132,7 @@ class Case:
         # Nobody else would wait for what the owner has to compute again, on an engine at rest.
         worth = min(1.0, knobs.worth) if self.view.at_rest else knobs.worth
         longest_s = bound_s(knobs.keep_max_wait_s, self.waiting, params)
-        longest_s = min(longest_s, worth * self.loss_s(index))
+        longest_s = min(longest_s, worth * self.view.waits_pay * self.loss_s(index))
         return min(kept_for_s(slot.gap_s, knobs) - slot.idle_s, longest_s - self.waited_s)
 
     def cached(self, index: int) -> int:
@@ -207,7 +208,9 @@ class Case:
         """Seconds this request costs on that slot: its own and the expected loss."""
         view, read_s = self.view, self.read_s(index)
         id = view.slots[index].id
-        waits_s = view.behind_s(id) + read_s * view.before(id)
+        # The start of a prompt stalls the others wherever it is read.
+        pieces_s = max(0.0, read_s - view.params.cost.prefill_c_s)
+        waits_s = view.behind_s(id) + pieces_s * view.before(id)
         return read_s + waits_s + view.params.affinity.destruction * self.loss_s(index)
 
     def _parked(self, index: int, here: int) -> Parked | None:

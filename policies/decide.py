@@ -155,7 +155,8 @@ def _guest_s(case: Case, index: int) -> float:
 def _wait_s(case: Case, index: int) -> float:
     """How long a guest waits before it may take that slot."""
     own_s, loss_s = case.own_s(index), case.loss_s(index)
-    return guest.wait_before_taking_s(case.view.slots[index], own_s, loss_s, case.view.params)
+    slot, params = case.view.slots[index], case.view.params
+    return case.view.waits_pay * guest.wait_before_taking_s(slot, own_s, loss_s, params)
 
 
 def _cheapest(case: Case, home: int | None) -> Verdict:

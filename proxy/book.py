@@ -236,6 +236,7 @@ class Profile:
             pauses=self.pauses,
             now=now,
             asked_for=self._asked_for(),
+            waits_pay=self.keeping.waits_pay,
         )
 
     def _asked_for(self) -> frozenset[str | None]:

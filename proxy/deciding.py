@@ -67,7 +67,7 @@ class Deciding:
             if isinstance(verdict, Place):
                 verdict = self._memory.fits(profile, waiter, verdict, now)
             if isinstance(verdict, Hold):
-                waiter.hold(verdict, now)
+                waiter.hold(verdict, now, profile.keeping.returns)
             elif isinstance(verdict, Reject):
                 self._reject(profile, waiter, verdict, now, out)
             else:
@@ -126,6 +126,8 @@ class Deciding:
         request = waiter.view.request
         self._memory.reserves.begin(placing(profile, waiter, place))
         told = story(profile, waiter, place, view, now)
+        if waiter.returns is not None:
+            profile.keeping.waited(waiter.returns)
         waiter.context.started = True
         mirror: SlotMirror | None = None
         held, before, loaded = Held(), None, None
@@ -155,6 +157,7 @@ class Deciding:
             if swap is not None:
                 before, loaded = engine.park, swap.loaded
                 engine.replace_park(swap.states)
+            profile.keeping.returns += match.is_home
             out.extend(profile.keeping.taken(slot, match.is_home, now))
             mirror.begin(request, place.rule, match, now, loaded)
         profile.begin(

@@ -16,6 +16,9 @@ from policies.types import SlotId, SlotView
 from proxy.actions import HoldEnded, HoldResult
 
 
+_FADE = 1 - 1 / 32
+
+
 @dataclass(slots=True)
 class _Hold:
     until: float  # s
@@ -34,6 +37,19 @@ class Keeping:
     def __init__(self, profile: str) -> None:
         self._profile = profile
         self._holds: dict[SlotId, _Hold] = {}
+        self.returns = 0  # conversations that came back to their slots, ever
+        self._waits = self._paid = 0.0  # for owners; old ones fade
+
+    @property
+    def waits_pay(self) -> float:
+        """The share of the waits for owners in which some owner came back. Where the owner itself
+        waits for the answer to what is kept from its slot, none does."""
+        return (self._paid + 1) / (self._waits + 1)
+
+    def waited(self, returns: int) -> None:
+        """A request waited that could have had an owner's slot; ``returns``: as it began to."""
+        self._waits = _FADE * self._waits + 1
+        self._paid = _FADE * self._paid + (self.returns > returns)
 
     def left_alone(self, slots: Sequence[SlotView], knobs: Keep, now: float) -> None:
         """Somebody waits who could have had one of the slots that are kept."""

@@ -33,6 +33,7 @@ class Waiter:
     place: Class = Class.NEWCOMER  # in the line, as of the last decision
     home_busy: bool = False  # it has waited for its home
     overtaken_by: set[str] = field(default_factory=set)  # requests that came later and run
+    returns: int | None = None  # conversations that had come back when it was first held
     since: float = 0.0  # when it began to wait for what it waits for now (s)
     _lost_s: dict[Obstacle, float] = field(default_factory=dict)
 
@@ -84,11 +85,13 @@ class Waiter:
         self.view.parked = {}
         self.parks = {}
 
-    def hold(self, verdict: Hold, now: float) -> None:
+    def hold(self, verdict: Hold, now: float, returns: int = 0) -> None:
         """It goes on waiting, for this reason."""
         if verdict.reason is not self.reason:
             self._waited(now)
             self.reason = verdict.reason
+            if verdict.reason is Reason.HELD and self.returns is None:
+                self.returns = returns
             self.home_busy |= verdict.reason is Reason.HOME_BUSY
         self.why = verdict.why
         self.recheck = None
