@@ -95,6 +95,7 @@ class _Simulation:
         self._result = Run(arm.name)
         self._wake: float | None = None
         self._asked = False  # for /slots
+        self._ask_at = 0.0
         self._asking = Asking(Pace())
         self._sent: set[str] = set()  # requests that reached the engine or are on their way
         # slotwise has the engine report its progress, which makes it notice who left.
@@ -209,9 +210,10 @@ class _Simulation:
                 self._wake = action.at
                 self._at(max(now, action.at) + _TIMER_LATE_S, lambda at: self._tick(action.at, at))
             case AskSlots():
+                self._ask_at = self._asking.wish(now, action.whole)
                 if not self._asked:
                     self._asked = True
-                    self._at(self._asking.next_at(now, action.whole), self._report)
+                    self._at(self._ask_at, self._report)
             case Refuse():
                 served = self._served[action.id]
                 served.refused += 1
@@ -245,6 +247,9 @@ class _Simulation:
             self._feed(Tick(), now)
 
     def _report(self, now: float) -> None:
+        if self._ask_at > now:  # it was put off
+            self._at(self._ask_at, self._report)
+            return
         self._asked = False
         self._asking.asked(now)
         self._engine.asked(now)

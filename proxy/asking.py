@@ -34,14 +34,17 @@ class Asking:
         self._begun: float | None = None  # s, since when a slot's end is not proven
         self._asked_at = float("-inf")
 
-    def next_at(self, now: float, whole: bool) -> float:
-        """When to ask next, where somebody wishes it now."""
-        if self._begun is None:
-            self._begun = now
-        pace = self._pace
-        between_s = pace.between_s
-        if not whole:
-            between_s = min(max(self._asked_at - self._begun, pace.delay_s), between_s)
+    def wish(self, now: float, whole: bool) -> float:
+        """When to ask next, where a slot's end is not proven as of now, or not any more.
+        ``whole``: for one of them that of an answer that does not stream."""
+        pace, begun = self._pace, self._begun
+        if begun is None:
+            begun = self._begun = now
+            if now >= self._asked_at + pace.between_s:
+                return now + pace.delay_s
+        if whole:
+            return now + pace.between_s
+        between_s = min(max(self._asked_at - begun, pace.delay_s), pace.between_s)
         return max(now + pace.delay_s, self._asked_at + between_s)
 
     def asked(self, now: float) -> None:

@@ -41,12 +41,12 @@ class SlotsPoller:
         self._pace = pace
         self._asking = Asking(pace)
         self._asked_at = float("-inf")
-        self._whole = False  # a whole answer was abandoned
+        self._ask_at = 0.0
         self._standstill = Standstill(clock())
         self._task: asyncio.Task[None] | None = None
 
     def ask(self, whole: bool) -> None:
-        self._whole = whole
+        self._ask_at = self._asking.wish(self._clock(), whole)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll())
 
@@ -73,9 +73,8 @@ class SlotsPoller:
     async def _reply(self) -> SlotsReported:
         failures = 0
         while True:
-            now = self._clock()
-            while (at := self._asking.next_at(now, self._whole)) > self._clock():
-                await asyncio.sleep(at - self._clock())
+            while (left_s := self._ask_at - self._clock()) > 0:
+                await asyncio.sleep(left_s)
             await self._client.settled()
             self._asked_at = self._clock()
             self._asking.asked(self._asked_at)
@@ -92,6 +91,7 @@ class SlotsPoller:
                 log.warning("engine %s: /slots failed (%d): %s", self._engine, failures, error)
                 if failures % FAILURES_UNTIL_HUNG == 0:
                     self._hung(f"/slots failed {failures} times in a row: {error}")
+                self._ask_at = self._asking.wish(self._clock(), whole=True)
             else:
                 self._look(slots)
                 return SlotsReported(self._engine, self._asked_at, slots)
