@@ -13,7 +13,6 @@ from policies.params import Params
 from policies.types import WaitingView
 
 _OF_ALL = 0.75  # behind the bound there is time left to be served in
-_LINES = 1.4
 
 
 def bound_s(given_s: float, waiting: WaitingView, params: Params) -> float:
@@ -22,4 +21,4 @@ def bound_s(given_s: float, waiting: WaitingView, params: Params) -> float:
     whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
     own_s = prefill_s(params.cost, 0, len(request.tokens))
     bound = max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
-    return min(bound, _LINES * waiting.line_s + own_s)
+    return min(bound, waiting.line_s + own_s)

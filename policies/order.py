@@ -90,7 +90,8 @@ def rank(
     if not scarce:
         return Rank(Turn.USUAL, Class.NEWCOMER, service, arrived, arrived)
     if guest:
-        place = Class.PROMOTED_GUEST if waited_s >= knobs.promote_s else Class.NEW_GUEST
+        promoted = waited_s >= min(knobs.promote_s, waiting.line_s)
+        place = Class.PROMOTED_GUEST if promoted else Class.NEW_GUEST
     else:
         place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
     began = waiting.session_began if knobs.by_session else arrived

@@ -51,13 +51,18 @@ class Deciding:
         view = profile.view(now, working_set)
         epoch, parks = profile.epoch, profile.parks()
         profile.line = self._line_up(profile, view.slots, epoch, parks, working_set.wanted > _SC, now)
-        max_running = profile.most_running(working_set)
+        max_running, given = profile.most_running(working_set), profile.params.queue.max_running
         stale = False
         for waiter in profile.line:
             if stale:
                 view, epoch, stale = profile.view(now, working_set), profile.epoch, False
                 parks = profile.parks()
-            if profile.engines and len(profile.running) >= max_running:
+            # Few run so that others find their contexts again; who waited for that in vain runs.
+            overdue = not given and order.is_overdue(
+                waiter.view, now - waiter.view.arrived, profile.params
+            )
+            most = len(profile.mirrors) if overdue else max_running
+            if profile.engines and len(profile.running) >= most:
                 waiter.hold(Hold(Reason.MAX_RUNNING, words.as_many_run(max_running)), now)
                 continue
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
