@@ -95,11 +95,11 @@ class _Simulation:
         self._result = Run(arm.name)
         self._wake: float | None = None
         self._asked = False  # for /slots
-        self._ask_at = 0.0
         self._asking = Asking(Pace())
         self._sent: set[str] = set()  # requests that reached the engine or are on their way
-        # slotwise has the engine report its progress, which makes it notice who left.
-        self._progress = arm.setup.batch_tokens == SLOTWISE_BATCH
+        # slotwise has the engine stream every answer and report its progress, which makes it
+        # notice who left.
+        self._streams = arm.setup.batch_tokens == SLOTWISE_BATCH
         self._then: dict[str, Callable[[float], None]] = {}
 
     def run(self) -> Run:
@@ -167,8 +167,8 @@ class _Simulation:
             return
         served.finished, served.left = now, True
         if ask.id in self._sent:
-            self._engine.abandon(ask.id, now, self._progress)
-            generated = self._engine.generated(ask.id) if ask.stream else 0
+            self._engine.abandon(ask.id, now, self._streams)
+            generated = self._engine.generated(ask.id)
             self._feed(RequestFailed(ask.id, Failure.CLIENT_GONE, generated), now)
         else:
             self._feed(RequestCancelled(ask.id), now)
@@ -210,10 +210,9 @@ class _Simulation:
                 self._wake = action.at
                 self._at(max(now, action.at) + _TIMER_LATE_S, lambda at: self._tick(action.at, at))
             case AskSlots():
-                self._ask_at = self._asking.wish(now, action.whole)
                 if not self._asked:
                     self._asked = True
-                    self._at(self._ask_at, self._report)
+                    self._at(self._asking.next_at(now), self._report)
             case Refuse():
                 served = self._served[action.id]
                 served.refused += 1
@@ -226,7 +225,8 @@ class _Simulation:
         rules[action.rule] = rules.get(action.rule, 0) + 1
         pin = action.slot.id_slot if action.slot.id_slot >= 0 else None
         ask = served.ask
-        job = Job(ask.id, ask.row, ask.output, pin, action.empties, streams=ask.stream)
+        streams = ask.stream or self._streams
+        job = Job(ask.id, ask.row, ask.output, pin, action.empties, streams=streams)
         self._sent.add(ask.id)
         crowd = self._on_the_way > 0 or self._engine.at_work()
         outside_s = self._cost.outside_s(len(job.row.prompt), crowd)
@@ -247,9 +247,6 @@ class _Simulation:
             self._feed(Tick(), now)
 
     def _report(self, now: float) -> None:
-        if self._ask_at > now:  # it was put off
-            self._at(self._ask_at, self._report)
-            return
         self._asked = False
         self._asking.asked(now)
         self._engine.asked(now)
@@ -266,7 +263,7 @@ class _Simulation:
         job, served = output.job, self._served[output.job.id]
         if served.left:
             return  # nobody hears it
-        if served.ask.stream and (not output.finished or output.first):
+        if not output.finished or output.first:
             self._feed(RequestProgressed(job.id, job.done, job.cached), now)
         if output.first:
             served.begun, served.first, served.cached = job.begun, now, job.cached

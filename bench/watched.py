@@ -11,7 +11,7 @@ from bench.sim_workload import Workload
 from bench.simulation import Run, simulate
 from policies.bounds import bound_s
 from policies.params import Params
-from policies.types import Reason, Request
+from policies.types import Reason, Request, WaitingView
 from proxy.actions import Action, Dispatch, Refuse
 from proxy.events import Event, RequestArrived
 from proxy.scheduler import Scheduler
@@ -32,8 +32,9 @@ class Bound:
     grows: bool = False  # a request that takes long by itself may wait longer
 
     def of(self, request: Request, params: Params) -> float:
-        """How long this request may wait (s)."""
-        return bound_s(self.seconds, request, params) if self.grows else self.seconds
+        """How long this request may wait (s), however long the line was."""
+        waiting = WaitingView(request, 0.0, [], owns=False)
+        return bound_s(self.seconds, waiting, params) if self.grows else self.seconds
 
 
 def bounds(params: Params) -> list[Bound]:

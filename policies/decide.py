@@ -107,8 +107,6 @@ def _at_home(case: Case, home: int) -> Verdict | None:
     home_s = prefill_s(params.cost, min(m.lcp, n - 1), n)  # once what runs there is read
     elsewhere_s = min((case.own_s(i) + case.loss_s(i) for i in case.free()), default=float("inf"))
     patience_s = continuation.patience_s(home_s, elsewhere_s, knobs)
-    if slot.running_key is None and elsewhere_s < slot.run_left_s + home_s:
-        return None  # what was given up there runs on, and nobody will be glad of it
     until_s = patience_s
     if case.waited_s >= patience_s:
         if elsewhere_s < slot.run_left_s + home_s:

@@ -73,11 +73,9 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class AskSlots:
-    """Ask this engine for ``/slots`` soon: a slot's end is not proven. ``whole``: for one of them
-    that of an answer that does not stream, see :mod:`proxy.asking`."""
+    """Ask this engine for ``/slots`` soon: a slot's end is not proven."""
 
     engine: str
-    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

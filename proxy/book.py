@@ -16,7 +16,6 @@ from policies.pauses import Pauses
 from policies.prefix import lcp
 from policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
 from policies.working_set import WorkingSet, most_running
-from proxy.asking import UNNOTICED_S
 from proxy.contexts import Contexts, Services
 from proxy.events import RequestFinished
 from proxy.keeping import Keeping
@@ -25,7 +24,6 @@ from proxy.mirror import SlotMirror
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
-_NOTICED_S = UNNOTICED_S + 0.25  # until a quiet engine has shown that the slot is idle
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 
 
@@ -216,14 +214,9 @@ class Profile:
         work_s = prefill_s(cost, known, len(running.request.tokens)) + generated * cost.decode_s
         self.services.add(running.request.key, work_s, now)
 
-    def reading(self, now: float) -> list[Running]:
+    def reading(self) -> list[Running]:
         """The running requests whose prompts are being read."""
-        return [r for r in self.running.values() if r.is_reading(self.params.cost, now)]
-
-    def next_read_s(self, reading: list[Running], now: float) -> float:
-        """Seconds until one of them should have been read that does not report it."""
-        ends = (r.read_at(self.params.cost) - now for r in reading if not r.request.stream)
-        return min(ends, default=float("inf"))
+        return [r for r in self.running.values() if not r.read]
 
     def view(self, now: float, working_set: WorkingSet) -> View:
         """All that the rules may look at, as of now."""
@@ -256,9 +249,8 @@ class Profile:
             view.kept = False
             view.run_left_s = view.read_left_s = 0.0
             running = None if view.idle else self.last_run.get(mirror.id)
-            if running is not None and request is None:
-                self._given_up(view, mirror, running, now)
-            elif running is not None:
+            # What was given up ends at its next token or batch.
+            if running is not None and request is not None:
                 view.run_left_s = running.run_left_s(self.params.cost, len(self.running), now)
                 view.read_left_s = running.read_left_s(self.params.cost, now)
             view.running_key = request.key if request else None
@@ -273,22 +265,6 @@ class Profile:
                     and is_live(view, self.params.affinity)
                 )
         return views
-
-    def _given_up(
-        self, view: SlotView, mirror: SlotMirror, running: Running, now: float
-    ) -> None:
-        """Its client left. A stream ends at its next token or batch. A whole answer ends when the
-        engine has had nothing to say to anybody for a while, and beside a stream it goes on."""
-        if running.request.stream:
-            return
-        cost = self.params.cost
-        view.run_left_s = running.run_left_s(cost, len(self.running), now)
-        view.read_left_s = running.read_left_s(cost, now)
-        noticed_s = mirror.since + _NOTICED_S - now
-        if noticed_s > 0 and not any(r.request.stream for r in self.running.values()):
-            view.run_left_s = noticed_s
-        else:
-            view.run_left_s = max(view.run_left_s, noticed_s)
 
     def held_for(
         self, request: Request, matches: list[Match], place: Place, swap: Swap | None

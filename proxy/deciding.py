@@ -27,7 +27,7 @@ from proxy.placement import UNPINNED, story
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
-_SC = 0.6
+_SCARCE = 0.6  # of what stays warm: from there on it matters who goes first
 _RETRY_AFTER_TIMEOUT_S = 30
 
 
@@ -50,7 +50,8 @@ class Deciding:
         profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
         view = profile.view(now, working_set)
         epoch, parks = profile.epoch, profile.parks()
-        profile.line = self._line_up(profile, view.slots, epoch, parks, working_set.wanted > _SC, now)
+        scarce = working_set.wanted > _SCARCE
+        profile.line = self._line_up(profile, view.slots, epoch, parks, scarce, now)
         max_running, given = profile.most_running(working_set), profile.params.queue.max_running
         stale = False
         for waiter in profile.line:

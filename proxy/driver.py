@@ -124,7 +124,7 @@ class Driver:
                 if ticket := self._tickets.pop(action.id, None):
                     ticket.refused(action)
             case AskSlots():
-                self.engines.ask_slots(action.engine, action.whole)
+                self.engines.ask_slots(action.engine)
             case WakeAt():
                 self._wake_at(action.at)
             case Mismatch():

@@ -117,13 +117,13 @@ class EngineDesk:
     def suspect(self, life: EngineLife) -> None:
         """It did not answer where it should have: ``/slots`` tells whether it hangs."""
         if life.poller is not None:
-            life.poller.ask(whole=True)  # whatever it does, it is asked gently
+            life.poller.ask()
 
-    def ask_slots(self, engine: str, whole: bool) -> None:
-        """Ask this engine for ``/slots`` soon; ``whole``: see :mod:`proxy.asking`."""
+    def ask_slots(self, engine: str) -> None:
+        """Ask this engine for ``/slots`` soon."""
         life = self.lives.get(engine)
-        if life is not None and life.poller is not None:
-            life.poller.ask(whole)
+        if life is not None:
+            self.suspect(life)
 
     def unloaded(self, profile: str, retry_after_s: int) -> None:
         """No engine of this profile runs, for want of memory: nobody waits for one."""

@@ -82,6 +82,13 @@ class UpstreamError(Exception):
         self.content_type = content_type
         self.headers: dict[str, str] = {}
 
+    @classmethod
+    def told(cls, error: Mapping[str, Any]) -> UpstreamError:
+        """What the engine said in a stream, as it says it in place of a whole answer."""
+        code = error.get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        return cls(status, orjson.dumps({"error": error}), "application/json; charset=utf-8")
+
     def body(self) -> bytes:
         return self.content
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import orjson
 
@@ -21,10 +19,10 @@ from proxy.driver import Driver
 from proxy.engine import OFF_LOOP_BYTES, EngineClient
 from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
 from proxy.events import Failure
+from proxy.gathered import Gathered
 from proxy.prepare import Prepared
-from proxy.reply import Reply
+from proxy.reply import EVENT_STREAM, Reply
 from proxy.sse import Progress, Seen, SseReader
-from proxy.standstill import stands_still
 from proxy.ticket import Ticket
 from proxy.upstream import UpstreamStream
 
@@ -33,6 +31,7 @@ log = logging.getLogger(__name__)
 _TAIL_S = 5.0  # after the end marker: for what the engine may still send
 _RETRY_AFTER_S = 5
 _COMPLETE = 200
+_JSON = "application/json; charset=utf-8"
 WAIT_HEADER = "X-Slotwise-Wait"  # what a request waited for, where that is worth a header
 _FAILED_INSIDE = 500  # counted for a stream in which the engine itself told of an error
 
@@ -52,7 +51,6 @@ class Forwarding:
         self._guard = asyncio.timeout(None)
         self._silent_until = 0.0
         self._last_bound = False  # what ends next is the request's whole time
-        self._stands_still = False
         self._writing = False
         self._progress: Progress | None = None
         self._first_token = False
@@ -76,24 +74,6 @@ class Forwarding:
         finally:
             self._ticket.guarded_by(None)
 
-    @contextmanager
-    def _watched(self, client: EngineClient, id_slot: int) -> Iterator[None]:
-        """A request without a byte before its end is silent when its slot stands still."""
-
-        async def watch() -> None:
-            silence_s, pause_s = self._queue.engine_silence_s, self._driver.pace.between_s
-            await stands_still(client, id_slot, silence_s, pause_s)
-            if not self._guard.expired():
-                self._stands_still = True
-                self._guard.reschedule(asyncio.get_running_loop().time())
-
-        watching = None if self._request.stream else asyncio.create_task(watch())
-        try:
-            yield
-        finally:
-            if watching is not None:
-                watching.cancel()
-
     async def _exchange(self, dispatch: Dispatch) -> int:
         if self._ticket.lost is not None:  # between the decision and now
             raise EngineUnreachableError(self._ticket.lost)
@@ -105,18 +85,19 @@ class Forwarding:
         self._ticket.sent = True
         if dispatch.empties:
             await self._empty(client, dispatch)
-        with self._watched(client, dispatch.slot.id_slot):
-            upstream = await client.open(self._request.path, body)
-            try:
-                if upstream.status >= 400:
-                    raise await self._refused(upstream)
-                if self._request.stream:
-                    return await self._stream(upstream)
-                return await self._whole(upstream)
-            finally:
-                upstream.close()
-                # Behind the end of this one, which is on its way to the client.
-                asyncio.get_running_loop().call_soon(client.expect_another)
+        upstream = await client.open(self._request.path, body)
+        try:
+            if upstream.status >= 400:
+                raise await self._refused(upstream)
+            if self._request.stream:
+                return await self._stream(upstream)
+            if upstream.content_type.startswith(EVENT_STREAM):
+                return await self._gathered(upstream)
+            return await self._whole(upstream)
+        finally:
+            upstream.close()
+            # Behind the end of this one, which is on its way to the client.
+            asyncio.get_running_loop().call_soon(client.expect_another)
 
     async def _empty(self, client: EngineClient, dispatch: Dispatch) -> None:
         """Where it cannot be done the request goes all the same: it finds less in the cache."""
@@ -171,6 +152,25 @@ class Forwarding:
             await self._reply.stream(upstream.content_type, data)
             self._writing = False
 
+    async def _gathered(self, upstream: UpstreamStream) -> int:
+        """A whole answer from the engine's stream of it."""
+        reader, gathered = SseReader(drop_progress=True), Gathered()
+        seen = self._ticket.seen = reader.seen
+        while not seen.done and (chunk := await upstream.read()):
+            self._allow(self._queue.engine_silence_s)
+            gathered.feed(reader.feed(chunk))
+            if gathered.error is not None:
+                self._ticket.failed(Failure.ENGINE_ERROR)
+                raise UpstreamError.told(gathered.error)
+            self._note(seen)
+        if not seen.done:
+            raise EngineUnreachableError("the engine ended its stream before the answer's end")
+        content = gathered.answer()
+        self._writing = True
+        await self._reply.whole(_COMPLETE, _JSON, content)
+        self._writing = False
+        return _COMPLETE
+
     async def _whole(self, upstream: UpstreamStream) -> int:
         content = await upstream.whole()
         seen = Seen()
@@ -197,7 +197,7 @@ class Forwarding:
         if seen.progress is not None and seen.progress != self._progress:
             self._progress = seen.progress
             self._ticket.progressed(seen.progress)
-        if seen.started and not self._first_token:
+        if seen.started and not self._first_token and self._request.stream:
             self._first_token = True
             waited_s = self._driver.clock() - self._arrived
             self._driver.metrics.first_token(self._ticket.request.id, waited_s)
@@ -218,10 +218,10 @@ class Forwarding:
     # ------------------------------------------------------------ what goes wrong
 
     def _allow(self, silence_s: float) -> None:
-        """Wait this long for the next byte; not streamed: for the answer, as long as it lives."""
+        """Wait this long for the next byte."""
         loop_now = asyncio.get_running_loop().time()
         left_s = self._arrived + self._queue.request_timeout_s - self._driver.clock()
-        self._last_bound = left_s <= silence_s or not self._request.stream
+        self._last_bound = left_s <= silence_s
         until = loop_now + (left_s if self._last_bound else silence_s)
         # Moving the timer for every token would cost more than passing the token on.
         if abs(until - self._silent_until) > silence_s / 20:
@@ -234,13 +234,12 @@ class Forwarding:
         if self._writing:
             self._ticket.failed(Failure.CLIENT_GONE)
             return ClientGoneError()
-        if self._last_bound and not self._stands_still:
+        if self._last_bound:
             self._ticket.failed(Failure.TIMEOUT)
             text = f"the request was not complete after {self._queue.request_timeout_s:g} s"
             return ProxyError(504, "request_timeout", text)
         self._ticket.failed(Failure.SILENCE)
-        silent = "did not go on with it" if self._stands_still else "sent nothing"
-        text = f"the engine {silent} for {self._queue.engine_silence_s:g} s"
+        text = f"the engine sent nothing for {self._queue.engine_silence_s:g} s"
         return ProxyError(504, "engine_silent", text)
 
     def _broken(self, error: EngineUnreachableError) -> ProxyError:

@@ -35,15 +35,14 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
     left_s = min(knobs.background_max_wait_s, view.line_s) - waited_s
     if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
         return None
-    first = [r for r in profile.reading(now) if r.request.kind not in BACKGROUND_KINDS]
+    first = [r for r in profile.reading() if r.request.kind not in BACKGROUND_KINDS]
     queued = any(
         w.view.request.kind not in BACKGROUND_KINDS and w.reason not in _OF_ITS_OWN
         for w in profile.waiters.values()
     )
     if not first and not queued:
         return None
-    recheck_s = min(left_s, profile.next_read_s(first, now))
-    return Hold(Reason.BACKGROUND, "somebody waits for a first token", recheck_s)
+    return Hold(Reason.BACKGROUND, "somebody waits for a first token", left_s)
 
 
 def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
@@ -57,11 +56,10 @@ def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verd
     left_s = longest_s - (now - waiter.view.arrived)
     if left_s <= 0:
         return place
-    cold = [r for r in profile.reading(now) if r.uncached > knobs.cold_tokens]
+    cold = [r for r in profile.reading() if r.uncached > knobs.cold_tokens]
     if len(cold) < knobs.max_cold_prefills:
         return place
-    recheck_s = min(left_s, profile.next_read_s(cold, now))
-    return Hold(Reason.COLD_PREFILL, f"{len(cold)} long prompts are being read", recheck_s)
+    return Hold(Reason.COLD_PREFILL, f"{len(cold)} long prompts are being read", left_s)
 
 
 def unpinned_verdict(engine: Engine, request: Request) -> Verdict:

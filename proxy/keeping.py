@@ -15,7 +15,6 @@ from policies.params import Keep
 from policies.types import SlotId, SlotView
 from proxy.actions import HoldEnded, HoldResult
 
-
 _FADE = 1 - 1 / 32
 
 

@@ -33,7 +33,7 @@ class LearnedCost:
         self._count(1, now)
         new.beside, new.generating = self._beside, now
         for other in others:
-            if other.is_reading(cost, now):
+            if not other.read:
                 new.alone = other.alone = False
             else:
                 other.stalled_s += new.prefill_s(cost)
@@ -43,7 +43,7 @@ class LearnedCost:
         self._count(0, now)
         cost = self.fit.cost
         one.beside, one.generating = self._beside, now
-        one.stalled_s = sum(o.prefill_s(cost) for o in others if o.is_reading(cost, now))
+        one.stalled_s = sum(o.prefill_s(cost) for o in others if not o.read)
 
     def ended(self, one: Running, told: RequestFinished | None, now: float) -> Cost | None:
         """It does not run any more; the engine told of it, or did not. Returns the costs as they

@@ -41,12 +41,10 @@ class SlotsPoller:
         self._pace = pace
         self._asking = Asking(pace)
         self._asked_at = float("-inf")
-        self._ask_at = 0.0
         self._standstill = Standstill(clock())
         self._task: asyncio.Task[None] | None = None
 
-    def ask(self, whole: bool) -> None:
-        self._ask_at = self._asking.wish(self._clock(), whole)
+    def ask(self) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll())
 
@@ -73,8 +71,8 @@ class SlotsPoller:
     async def _reply(self) -> SlotsReported:
         failures = 0
         while True:
-            while (left_s := self._ask_at - self._clock()) > 0:
-                await asyncio.sleep(left_s)
+            now = self._clock()
+            await asyncio.sleep(self._asking.next_at(now) - now)
             await self._client.settled()
             self._asked_at = self._clock()
             self._asking.asked(self._asked_at)
@@ -91,7 +89,6 @@ class SlotsPoller:
                 log.warning("engine %s: /slots failed (%d): %s", self._engine, failures, error)
                 if failures % FAILURES_UNTIL_HUNG == 0:
                     self._hung(f"/slots failed {failures} times in a row: {error}")
-                self._ask_at = self._asking.wish(self._clock(), whole=True)
             else:
                 self._look(slots)
                 return SlotsReported(self._engine, self._asked_at, slots)

@@ -49,7 +49,7 @@ class Prepared:
     stream: bool
     max_tokens: int | None  # None: no limit asked for
     cache_prompt: bool
-    injected_progress: bool  # the proxy asked for progress, the client did not
+    injected_progress: bool  # the proxy asked for progress, which the client shall not see
     size_bytes: int
     normalized: tuple[str, ...] = ()  # what was changed in it, by name
 
@@ -60,6 +60,10 @@ class Prepared:
             body["id_slot"] = slot.id_slot
         if self.injected_progress:
             body["return_progress"] = True
+        if not self.stream:  # see proxy.gathered
+            body["stream"] = True
+            if self.kind is Kind.CHAT:
+                body["stream_options"] = {"include_usage": True}
         if self.cut(max_tokens) is not None:
             for name in _LIMITS:
                 asked = body.get(name)
@@ -135,7 +139,7 @@ async def prepare(kind: Kind, path: str, raw: bytes, names: Mapping[str, str]) -
         stream=stream,
         max_tokens=None if not limits or min(limits.values()) < 0 else max(limits.values()),
         cache_prompt=_switch(body, "cache_prompt", True),
-        injected_progress=stream and not asked_progress,
+        injected_progress=not (stream and asked_progress),
         size_bytes=len(raw),
     )
 

@@ -63,14 +63,14 @@ class Reports:
             said = f"pinned to slot {mirror.id.id_slot}, the engine used slot {event.id_slot}"
             out.append(Mismatch(mirror.id, event.id, said))
             self._distrust(engine, now)
-            out.append(_ask(profile, engine))
+            out.append(AskSlots(engine.name))
         elif event.prompt_tokens is not None and event.prompt_tokens != n:
             said = f"counted {n} prompt tokens, the engine {event.prompt_tokens}"
             out.append(Mismatch(mirror.id, event.id, said))
         elif self._reused_too_little(profile, running, event.cached_tokens):
             if running.before is not None:
                 engine.replace_park(())  # it does not have what it was believed to have
-            out.append(_ask(profile, engine))  # did it run where it was sent?
+            out.append(AskSlots(engine.name))  # did it run where it was sent?
         return [profile]
 
     def failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
@@ -94,7 +94,7 @@ class Reports:
             mirror.abort(event.generated, now)
         if event.failure is Failure.ENGINE_ERROR:
             mirror.forget()  # a failed decode empties the slots it touched
-        out.append(_ask(profile, engine))
+        out.append(AskSlots(engine.name))
         return [profile]
 
     def slots(self, event: SlotsReported, now: float, out: list[Action]) -> list[Profile]:
@@ -112,7 +112,7 @@ class Reports:
                 if mirror.state is not SlotState.RUNNING and event.asked_at > mirror.since:
                     self._reconcile(mirror, report, now, out)
         if any(m.state is SlotState.UNPROVEN for m in engine.mirrors):
-            out.append(_ask(profile, engine))
+            out.append(AskSlots(engine.name))
         return [profile]
 
     def _reconcile(
@@ -149,10 +149,3 @@ class Reports:
 
     def _reused_too_little(self, profile: Profile, running: Running, cached: int | None) -> bool:
         return cached is not None and cached < running.expected - profile.params.home.chunk_tokens
-
-
-def _ask(profile: Profile, engine: Engine) -> AskSlots:
-    """Which of its slots are idle by now; a whole answer may go on for long."""
-    unproven = [m.id for m in engine.mirrors if m.state is SlotState.UNPROVEN]
-    last = [profile.last_run[id] for id in unproven if id in profile.last_run]
-    return AskSlots(engine.name, whole=any(not running.request.stream for running in last))

@@ -49,24 +49,13 @@ class Running:
     beside: float = 0.0  # integral over time of the number of requests that ran, until then
     stalled_s: float = 0.0  # since then other prompts were read for so long
 
-    def is_reading(self, cost: Cost, now: float) -> bool:
-        """Whether the engine is at its prompt. A whole (not streamed) request does not report
-        it, so the cost model has to tell."""
-        if self.read:
-            return False
-        return self.request.stream or now < self.read_at(cost)
-
-    def read_at(self, cost: Cost) -> float:
-        """When its prompt should be read (s)."""
-        return self.started + self.prefill_s(cost)
-
     def prefill_s(self, cost: Cost) -> float:
         """Seconds that its prompt takes by itself."""
         return prefill_s(cost, self.expected, len(self.request.tokens))
 
     def read_left_s(self, cost: Cost, now: float) -> float:
         """What is left of its prompt, by the cost model (s)."""
-        return 0.0 if self.read else max(0.0, self.read_at(cost) - now)
+        return 0.0 if self.read else max(0.0, self.started + self.prefill_s(cost) - now)
 
     def run_left_s(self, cost: Cost, sequences: int, now: float) -> float:
         """What is left of it beside so many others, by the cost model and its limit (s)."""

@@ -176,7 +176,6 @@ def _parts(mirror: SlotMirror) -> dict[str, int]:
 
 
 def _does(mirror: SlotMirror, running: Running | None) -> str:
-    # A whole (not streamed) request reports no progress: nobody knows how far it is.
-    read = running.read if running and running.request.stream else None
+    read = running.read if running else None
     content = mirror.content
     return words.what_a_slot_does(mirror.state.value, read, content.held, len(content.view))

@@ -12,11 +12,13 @@ from policies.case import View
 from policies.decide import decide
 from policies.params import Cost, Params
 from policies.park import State
+from policies.pauses import Pauses
 from policies.prefix import pack
 from policies.types import Hold, Match, Place, Request, Rule, SlotId, SlotView, WaitingView
 
 # A millisecond a token, so that seconds are easy to foresee.
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))
+PAUSES = Pauses.first(PARAMS.affinity)
 STRANGER = Match(0, False, False, "stranger")
 
 
@@ -90,7 +92,7 @@ def test_a_small_conversation_gives_way_before_one_of_a_hundred_times_its_tokens
 
 def test_a_guest_waits_in_proportion_to_the_loss_where_nothing_is_cheap() -> None:
     live = slot(0, 20_000, idle_s=1.0)
-    lost_s = expected_loss_s(live.state, 0, 1.0, live.gap_s, PARAMS.cost, PARAMS.affinity)
+    lost_s = expected_loss_s(live.state, 0, 1.0, PAUSES, PARAMS.cost, PARAMS.affinity)
     assert seat(live, waited_s=lost_s / 2 - 0.1) is None
     assert seat(live, waited_s=lost_s / 2) == 0
 
@@ -111,7 +113,7 @@ def test_what_a_guest_left_is_worth_what_the_next_begins_with() -> None:
     asked_again = replace(first, cached=900)
     at_once = 1 / (1 + 0) * PARAMS.affinity.return_odds / (PARAMS.affinity.return_odds + 1)
     for state, low, high in ((first, 0.1, 0.1), (asked_again, 0.9 * 0.5, 0.9 * at_once + 0.1)):
-        lost_s = expected_loss_s(state, 0, 0.0, 60.0, PARAMS.cost, PARAMS.affinity)
+        lost_s = expected_loss_s(state, 0, 0.0, PAUSES, PARAMS.cost, PARAMS.affinity)
         assert low - 1e-9 <= lost_s <= high + 1e-9
-    rest_s = expected_loss_s(asked_again, 900, 0.0, 60.0, PARAMS.cost, PARAMS.affinity)
+    rest_s = expected_loss_s(asked_again, 900, 0.0, PAUSES, PARAMS.cost, PARAMS.affinity)
     assert rest_s == pytest.approx(0.1 * 0.1), "what is shared stays"

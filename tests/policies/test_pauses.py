@@ -9,6 +9,7 @@ from policies.params import Affinity
 from policies.pauses import Pauses
 
 KNOBS = Affinity()
+PAUSES = Pauses.first(KNOBS)
 
 
 def seen(pauses_s: list[float], calling: bool = False) -> Pauses:
@@ -42,14 +43,16 @@ def test_a_chance_falls_with_the_pause_and_within_the_horizon_it_is_no_greater()
     chances = [chance_of_return(3, idle_s, False, PAUSES, KNOBS) for idle_s in (0, 30, 60, 600)]
     assert chances == sorted(chances, reverse=True)
     for idle_s in (0, 30, 60, 600):
-        soon = chance_of_return_soon(3, idle_s, 60, False, KNOBS)
+        soon = chance_of_return_soon(3, idle_s, False, PAUSES, KNOBS)
         assert 0 <= soon <= chance_of_return(3, idle_s, False, PAUSES, KNOBS)
 
 
 def test_who_was_asked_to_run_tools_comes_back_more_surely_after_one_turn_too() -> None:
-    assert chance_of_return(1, 0, 10, True, KNOBS) > chance_of_return(5, 0, 10, False, KNOBS)
+    assert chance_of_return(1, 0, True, PAUSES, KNOBS) > chance_of_return(
+        5, 0, False, PAUSES, KNOBS
+    )
 
 
 def test_nobody_comes_back_after_the_expiry() -> None:
-    assert chance_of_return(9, KNOBS.expire_s, 60, True, KNOBS) == 0
-    assert chance_of_return_soon(9, KNOBS.expire_s, 60, True, KNOBS) == 0
+    assert chance_of_return(9, KNOBS.expire_s, True, PAUSES, KNOBS) == 0
+    assert chance_of_return_soon(9, KNOBS.expire_s, True, PAUSES, KNOBS) == 0

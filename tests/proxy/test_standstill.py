@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from itertools import cycle
-from typing import Any
-
-import pytest
 
 from proxy.actions import Dispatch
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
 from proxy.events import Failure, RequestFailed, SlotReport
-from proxy.standstill import Standstill, stands_still
+from proxy.standstill import Standstill
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer, wait_until_async
 
 
-def test_a_request_that_is_not_streamed_ends_when_its_slot_stands_still(stub: StubServer) -> None:
+def test_a_request_that_is_not_streamed_ends_when_the_engine_says_nothing(stub: StubServer) -> None:
     async def run() -> None:
         async with proxy(stub.url, params=queue(engine_silence_s=0.4)) as p:
             stub.configure(stall_after_tokens=2)
@@ -26,7 +19,7 @@ def test_a_request_that_is_not_streamed_ends_when_its_slot_stands_still(stub: St
             assert response.status_code == 504
             error = response.json()["error"]
             assert error["code"] == "engine_silent"
-            assert error["message"] == "the engine did not go on with it for 0.4 s"
+            assert error["message"] == "the engine sent nothing for 0.4 s"
             (failed,) = p.journal.events(RequestFailed)
             assert failed.failure is Failure.SILENCE
             await p.until_idle()
@@ -42,9 +35,6 @@ def test_one_whose_slot_goes_on_may_take_longer_than_that(stub: StubServer) -> N
             response = await p.client.post(CHAT, json=chat(max_tokens=30))
             assert response.status_code == 200
             assert response.json()["usage"]["completion_tokens"] == 30
-            looks = stub.log()["slots_polls"]
-            assert len(looks) >= 4
-            assert looks[-1] - looks[0] > 0.5
 
     asyncio.run(run())
 
@@ -64,68 +54,6 @@ def test_a_slot_that_is_busy_for_ever_makes_the_engine_hung(stub: StubServer) ->
 
     with StubServer() as stub:  # its slot stays busy: none that another test could use
         asyncio.run(run())
-
-
-class Shown(EngineClient):
-    """An engine whose ``/slots`` answers come from a list, again and again."""
-
-    def __init__(self, answers: Sequence[Any]) -> None:
-        self.looks = 0
-        self._answers = cycle(answers)
-
-    async def slots(self) -> Any:
-        self.looks += 1
-        answer = next(self._answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def slots(*held: int | None) -> list[dict[str, Any]]:
-    return [
-        {"id": i, "is_processing": True, "n_prompt_tokens": n} if n is not None else
-        {"id": i, "is_processing": True}
-        for i, n in enumerate(held)
-    ]  # fmt: skip
-
-
-REFUSED = UpstreamError(501, b"", "application/json")
-SILENT = EngineUnreachableError("no answer")
-
-
-@pytest.mark.parametrize(
-    ("answers", "id_slot"),
-    [
-        ([slots(5, 7), slots(5, 8)], 1),
-        ([slots(5, 7), slots(5, 8)], -1),
-        ([slots(5, 7), SILENT, slots(5, 8)], 1),
-        ([slots(5, None)], 1),
-        ([REFUSED], 0),
-        ([[{"id": 0}]], 0),
-        (["no list"], 0),
-    ],
-    ids=["moves", "any moves", "moves in between", "tells nothing", "501", "odd", "no list"],
-)
-def test_a_slot_that_moves_or_cannot_be_judged_is_left_alone(
-    answers: list[Any], id_slot: int
-) -> None:
-    async def run() -> None:
-        engine = Shown(answers)
-        watching = asyncio.create_task(stands_still(engine, id_slot, 0.1, 0.0))
-        await wait_until_async(lambda: engine.looks >= 16)  # four times as many as would do
-        assert not watching.done()
-        watching.cancel()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("answers", "id_slot"),
-    [([slots(5, 7), slots(5, 8)], 0), ([slots(5, 7)], -1), ([SILENT], 0)],
-    ids=["its slot", "all slots", "no answer"],
-)
-def test_one_that_stands_still_is_found(answers: list[Any], id_slot: int) -> None:
-    asyncio.run(asyncio.wait_for(stands_still(Shown(answers), id_slot, 0.1, 0.0), 10))
 
 
 def test_an_engine_stands_still_while_slots_are_busy_and_none_of_them_moves() -> None:
