@@ -106,6 +106,8 @@ def _agents(drawn: random.Random) -> list[list[Ask]]:
 
 
 # ---------------------------------------------------------------- corners, on the slow engine
+# Nobody waits longer than in a plain line and for its own read: who runs into another bound comes
+# behind a long line, or has a long prompt.
 
 
 def corners() -> list[Scene]:
@@ -143,7 +145,7 @@ def _a_guest_before_a_long_conversation() -> list[list[Ask]]:
 
 
 def _an_owner_that_comes_again() -> list[list[Ask]]:
-    return [talk("ann", 60, 100_000, 300, 100, 10.0), single("new", 20_000, 100, 700.0)]
+    return [talk("ann", 60, 100_000, 300, 100, 10.0), single("new", 100_000, 100, 700.0)]
 
 
 def _two_long_prompts() -> list[list[Ask]]:
@@ -152,7 +154,7 @@ def _two_long_prompts() -> list[list[Ask]]:
 
 def _a_newcomer_among_agents() -> list[list[Ask]]:
     agents = [talk(f"agent{k}", 60, 8000, 300, 100, 1.0) for k in range(3)]
-    return [*agents, single("new", 30_000, 100, 60.0)]
+    return [*agents, single("new", 100_000, 100, 60.0)]
 
 
 def _a_side_job_among_prompts() -> list[list[Ask]]:
@@ -162,7 +164,7 @@ def _a_side_job_among_prompts() -> list[list[Ask]]:
 
 def _a_newcomer_among_owners() -> list[list[Ask]]:
     agents = [talk(f"agent{k}", 60, 4000, 300, 200, 0.1) for k in range(3)]
-    return [*agents, single("new", 8000, 100, 60.0)]
+    return [*agents, single("new", 100_000, 100, 60.0)]
 
 
 def _behind_an_endless_answer(stream: bool) -> list[list[Ask]]:

@@ -9,9 +9,9 @@ from bench.cost_model import CostModel
 from bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
 from bench.sim_workload import Workload
 from bench.simulation import Run, simulate
-from policies.bounds import bound_s
+from policies.bounds import most_s
 from policies.params import Params
-from policies.types import Reason, Request, WaitingView
+from policies.types import Reason, Request
 from proxy.actions import Action, Dispatch, Refuse
 from proxy.events import Event, RequestArrived
 from proxy.scheduler import Scheduler
@@ -33,8 +33,7 @@ class Bound:
 
     def of(self, request: Request, params: Params) -> float:
         """How long this request may wait (s), however long the line was."""
-        waiting = WaitingView(request, 0.0, [], owns=False)
-        return bound_s(self.seconds, waiting, params) if self.grows else self.seconds
+        return most_s(self.seconds, request, params) if self.grows else self.seconds
 
 
 def bounds(params: Params) -> list[Bound]:

@@ -1,4 +1,7 @@
-"""How long a request may be made to wait: in proportion to what it takes by itself.
+"""How long a request may be made to wait: as long as in a plain line, and its own read.
+
+Whoever waits for the benefit of others shall not lose by it: where who comes first goes first, it
+would have waited for all that came before it. Where that line is long, other bounds are shorter.
 
 Bounds are kept by letting whoever is overdue go first. Where everybody is, that is first come,
 first served, and every turn finds its slot taken. On a slow engine, where a prompt takes minutes
@@ -10,15 +13,20 @@ from __future__ import annotations
 
 from policies.cost import prefill_s
 from policies.params import Params
-from policies.types import WaitingView
+from policies.types import Request, WaitingView
 
 _OF_ALL = 0.75  # behind the bound there is time left to be served in
 
 
 def bound_s(given_s: float, waiting: WaitingView, params: Params) -> float:
     """A wait's bound for this request (s); ``given_s``: what the profile says."""
-    queue, request = params.queue, waiting.request
+    own_s = prefill_s(params.cost, 0, len(waiting.request.tokens))
+    return min(most_s(given_s, waiting.request, params), waiting.line_s + own_s)
+
+
+def most_s(given_s: float, request: Request, params: Params) -> float:
+    """The bound where the line is long (s)."""
+    queue = params.queue
     whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
     own_s = prefill_s(params.cost, 0, len(request.tokens))
-    bound = max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
-    return min(bound, waiting.line_s + own_s)
+    return max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from policies import admission, continuation, guest
 from policies.affinity import is_live
-from policies.bounds import bound_s
+from policies.bounds import most_s
 from policies.case import Case, View
 from policies.cost import prefill_s
 from policies.types import (
@@ -92,7 +92,7 @@ def _at_home(case: Case, home: int) -> Verdict | None:
         return _place(case, home, _HOME_RULE[m.kind], why)
     params = case.view.params
     knobs = params.home
-    longest_s = bound_s(knobs.home_max_wait_s, case.waiting, params)
+    longest_s = most_s(knobs.home_max_wait_s, case.waiting.request, params)
     if case.waited_s >= longest_s:
         return None
     if m.same and slot.running_key == case.waiting.request.key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from policies.bounds import bound_s
+from policies.bounds import bound_s, most_s
 from policies.params import Params
 from policies.types import WaitingView
 
@@ -33,18 +33,18 @@ PROMOTES = {Class.OVERTAKEN: Promotion.OVERTAKEN, Class.PROMOTED_GUEST: Promotio
 
 
 class Turn(IntEnum):
-    """Smallest first. A key that floods makes its own requests wait: they are not overtaken by
-    those of keys that were served less."""
+    """Smallest first."""
 
-    SERVED_LESS = 0  # its key was, than every key with a request that was overtaken too long
-    OVERTAKEN = 1
-    USUAL = 2
+    FIRST = 0  # overtaken for too long, or of a key that was served less than such a one
+    USUAL = 1
 
 
 class Rank(NamedTuple):
-    """Sort key: turn, class, then the key that was served least, then the oldest conversation."""
+    """Sort key. A key that floods makes its own requests wait: where some were overtaken for too
+    long, those of keys that were served less go before them. Then class, key and age."""
 
     turn: Turn
+    share: int  # steps its key was served, in the first turn
     place: Class
     service: int  # steps
     began: float  # s
@@ -57,11 +57,14 @@ def steps(waiting: WaitingView, params: Params) -> int:
     return int(waiting.service_s / knobs.service_step_s) if knobs.by_service else 0
 
 
-def is_overdue(waiting: WaitingView, waited_s: float, params: Params) -> bool:
-    """Whether others may go before it no longer."""
+def is_overdue(waiting: WaitingView, waited_s: float, fewest: int, params: Params) -> bool:
+    """Whether others may go before it no longer. ``fewest``: steps of a key that waits; one that
+    was served more cannot ask for its place in a plain line."""
     knobs = params.order
     if not knobs.enabled:
         return False
+    if steps(waiting, params) > fewest:
+        return waited_s >= most_s(knobs.max_overtake_s, waiting.request, params)
     return waited_s >= bound_s(knobs.max_overtake_s, waiting, params)
 
 
@@ -76,24 +79,25 @@ def rank(
     """Where a request stands. Nobody is overtaken too long; then guests that waited; then those
     whose conversation a slot still holds; then newcomers; then new guests.
 
-    ``overdue``: the fewest steps of a key with a request that was overtaken too long; None: none.
+    ``overdue``: the most steps of a key with a request that was overtaken too long; None: none.
     ``scarce``: more lives than stays warm. Where nothing is lost by who goes first, whoever came
     first does.
     """
     knobs = params.order
     arrived = waiting.arrived
     if not knobs.enabled:
-        return Rank(Turn.USUAL, Class.NEWCOMER, 0, arrived, arrived)
+        return Rank(Turn.USUAL, 0, Class.NEWCOMER, 0, arrived, arrived)
     service = steps(waiting, params)
-    if is_overdue(waiting, waited_s, params):
-        return Rank(Turn.OVERTAKEN, Class.OVERTAKEN, service, arrived, arrived)
+    if waiting.overdue:
+        return Rank(Turn.FIRST, service, Class.OVERTAKEN, service, arrived, arrived)
+    first = overdue is not None and service < overdue
+    turn, share = (Turn.FIRST, service) if first else (Turn.USUAL, 0)
     if not scarce:
-        return Rank(Turn.USUAL, Class.NEWCOMER, service, arrived, arrived)
+        return Rank(turn, share, Class.NEWCOMER, service, arrived, arrived)
     if guest:
         promoted = waited_s >= min(knobs.promote_s, waiting.line_s)
         place = Class.PROMOTED_GUEST if promoted else Class.NEW_GUEST
     else:
         place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
     began = waiting.session_began if knobs.by_session else arrived
-    turn = Turn.SERVED_LESS if overdue is not None and service < overdue else Turn.USUAL
-    return Rank(turn, place, service, began, arrived)
+    return Rank(turn, share, place, service, began, arrived)

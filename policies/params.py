@@ -82,7 +82,7 @@ class Affinity:
     horizon_s: float = _knob(150, "s", 0, 864000, "a return later than this is no loss")
     learn_gap: bool = _switch("off: the typical pauses stay as given")
     slot_order: bool = _switch("off: what is read in other slots counts for nothing")
-    protect_live: bool = _switch("on: beside a free slot no live conversation is displaced", False)
+    protect_live: bool = _switch("off: a conversation may be displaced beside an empty slot")
     live_s: float = _knob(60, "s", 0, 86400, "how long a single turn counts as live")
     expire_s: float = _knob(1800, "s", 1, 864000, "a conversation idle this long has ended")
 

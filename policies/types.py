@@ -111,6 +111,7 @@ class WaitingView:
     session_began: float = 0.0  # s
     new_session: bool = False  # its first request
     line_s: float = float("inf")  # what it would have waited where who comes first goes first
+    overdue: bool = False  # others went before it for too long
     service_s: float = 0.0  # what its key was served lately
     parked: dict[str, Parked] = field(default_factory=dict)  # by engine
 

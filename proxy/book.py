@@ -124,42 +124,41 @@ class Profile:
             owns=False,
             session_began=context.began,
             new_session=is_new,
-            line_s=self._line_s(now),
+            line_s=self._line_s(request, now),
         )
         waiter = Waiter(view, now + limit_s, context, since=now)
         waiter.restart(self.mirrors)
         self.waiters[request.id] = waiter
 
-    def _line_s(self, now: float) -> float:
-        """How long one that comes now would wait if all that came before it went first, and had
-        to read everything."""
+    def _line_s(self, asked: Request, now: float) -> float:
+        """How long a request that comes now would wait if all that came before it went first, and
+        had to read everything; or if keys took turns, where its own sent many."""
         cost = self.params.cost
         slots = max(1, sum(len(engine.mirrors) for engine in self.engines.values()))
         ahead = [(r.request, now - r.started) for r in self.running.values()]
         ahead += [(w.view.request, 0.0) for w in self.waiters.values()]
-        seconds = 0.0
+        beside = min(slots, len(ahead))
+        by_key = {asked.key: 0.0}
         for request, ran_s in ahead:
             read_s = prefill_s(cost, 0, len(request.tokens))
-            step = step_s(cost, min(slots, len(ahead))) / min(slots, len(ahead))
             output = cost.expected_output
             if request.max_tokens is not None and request.max_tokens >= 0:
                 output = min(output, request.max_tokens)
-            seconds += max(0.0, read_s + output * step - ran_s)
-        return seconds
+            left_s = max(0.0, read_s + output * step_s(cost, beside) / beside - ran_s)
+            by_key[request.key] = by_key.get(request.key, 0.0) + left_s
+        return max(sum(by_key.values()), len(by_key) * by_key[asked.key])
 
     def weigh(self, now: float) -> int | None:
-        """Note what the key of everyone who waits was served by now. Returns the fewest steps of
-        a key with a request that was overtaken too long; None: there is none."""
-        served: dict[str, float] = {}
-        overdue: list[int] = []
-        for waiter in self.waiters.values():
-            view, key = waiter.view, waiter.view.request.key
-            if key not in served:
-                served[key] = self.services.of(key, now)
-            view.service_s = served[key]
-            if order.is_overdue(view, now - view.arrived, self.params):
-                overdue.append(order.steps(view, self.params))
-        return min(overdue, default=None)
+        """Note what the key of everyone who waits was served by now, and who is overdue. Returns
+        the most steps of a key with a request that is; None: there is none."""
+        views = [waiter.view for waiter in self.waiters.values()]
+        served = {key: self.services.of(key, now) for key in {v.request.key for v in views}}
+        for view in views:
+            view.service_s = served[view.request.key]
+        fewest = min([order.steps(view, self.params) for view in views], default=0)
+        for view in views:
+            view.overdue = order.is_overdue(view, now - view.arrived, fewest, self.params)
+        return max([order.steps(v, self.params) for v in views if v.overdue], default=None)
 
     def drop_waiter(self, id: str, now: float) -> bool:
         """A request leaves the queue unplaced. False: it does not wait (any more)."""

@@ -52,18 +52,13 @@ class Deciding:
         epoch, parks = profile.epoch, profile.parks()
         scarce = working_set.wanted > _SCARCE
         profile.line = self._line_up(profile, view.slots, epoch, parks, scarce, now)
-        max_running, given = profile.most_running(working_set), profile.params.queue.max_running
+        max_running = profile.most_running(working_set)
         stale = False
         for waiter in profile.line:
             if stale:
                 view, epoch, stale = profile.view(now, working_set), profile.epoch, False
                 parks = profile.parks()
-            # Few run so that others find their contexts again; who waited for that in vain runs.
-            overdue = not given and order.is_overdue(
-                waiter.view, now - waiter.view.arrived, profile.params
-            )
-            most = len(profile.mirrors) if overdue else max_running
-            if profile.engines and len(profile.running) >= most:
+            if profile.engines and len(profile.running) >= max_running:
                 waiter.hold(Hold(Reason.MAX_RUNNING, words.as_many_run(max_running)), now)
                 continue
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
@@ -100,10 +95,10 @@ class Deciding:
         waiters = list(profile.waiters.values())
         for waiter in waiters:
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
+        overdue = profile.weigh(now)
         if len(waiters) == 1:
             return waiters  # nobody stands before or behind it
         ranked = []
-        overdue = profile.weigh(now)
         for waiter in waiters:
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(view, slots, profile.params)
