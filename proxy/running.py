@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.cost import prefill_s, run_s
+from policies.cost import piece_s, prefill_s, run_s
 from policies.params import Cost
 from policies.park import Park, State
 from policies.types import Request, Rule
@@ -54,8 +54,12 @@ class Running:
         return prefill_s(cost, self.expected, len(self.request.tokens))
 
     def read_left_s(self, cost: Cost, now: float) -> float:
-        """What is left of its prompt, by the cost model (s)."""
-        return 0.0 if self.read else max(0.0, self.started + self.prefill_s(cost) - now)
+        """What is left of its prompt's tokens, by the cost model (s). The start of a prompt does
+        not count: it stalls everybody, wherever they are read."""
+        if self.read:
+            return 0.0
+        tokens_s = piece_s(cost, self.expected, len(self.request.tokens))
+        return max(0.0, min(tokens_s, self.started + self.prefill_s(cost) - now))
 
     def run_left_s(self, cost: Cost, sequences: int, now: float) -> float:
         """What is left of it beside so many others, by the cost model and its limit (s)."""
