@@ -83,7 +83,9 @@ def most_running(working_set: WorkingSet, slots: int, params: Params) -> int:
     work. Where it does not, each that runs holds a slot that somebody else will want: few run."""
     if params.queue.max_running:
         return params.queue.max_running
-    return min(slots, _FEW) if working_set.scarce else slots
+    if working_set.wanted <= 1:
+        return slots
+    return min(slots, max(_FEW, int(slots / working_set.wanted)))
 
 
 def longest_wait_s(waiting: WaitingView, params: Params) -> float:
