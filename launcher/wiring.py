@@ -31,6 +31,7 @@ from proxy.memory_gate import MemoryRules
 from proxy.reclaiming import Member
 
 WHEEL = "xllamacpp"
+_COPIED_BYTES_S = 8e9  # of a state, to the RAM cache or back: what one core copies
 
 
 def role(profile: Profile, by_name: Mapping[str, Planned]) -> Role:
@@ -79,12 +80,19 @@ def _build(profile: Profile) -> str:
 
 
 def _rules(profile: Profile, grows: Growth) -> params.Params:
-    """The profile's rules; how many tokens the RAM cache holds follows from the model's sizes."""
+    """The profile's rules; how many tokens the RAM cache holds and how fast it copies them follows
+    from the model's sizes."""
     rules = params.from_mapping(profile.sections["policy"])[0]
-    if rules.keep.park_tokens or not grows.kv_bytes_per_token:
+    per_token = grows.kv_bytes_per_token
+    if not per_token:
         return rules
-    tokens = grows.cache_ram_bytes // grows.kv_bytes_per_token
-    return replace(rules, keep=replace(rules.keep, park_tokens=tokens))
+    keep = rules.keep
+    keep = replace(
+        keep,
+        park_tokens=keep.park_tokens or grows.cache_ram_bytes // per_token,
+        restore_tps=keep.restore_tps or _COPIED_BYTES_S / per_token,
+    )
+    return replace(rules, keep=keep)
 
 
 def growth(profile: Profile, planned: Planned | None) -> Growth:

@@ -175,7 +175,7 @@ class Case:
                 chance = chance_of_return_soon(
                     slot.turns, slot.idle_s, slot.calling, view.pauses, knobs
                 )
-            lost_s += (1 + chance) * slot.resident / params.keep.restore_tps
+            lost_s += (1 + chance) * params.keep.copy_s(slot.resident)
         saving = Way(*self._read(index, here, dropped), lost_s)
         if not (params.keep.choose and park.empties and dropped):
             return saving
@@ -201,7 +201,7 @@ class Case:
         if parked is None or parked.state in dropped:
             return here, prefill_s(params.cost, here, n)
         shared = min(parked.shared, n - 1)
-        copy_s = parked.state.tokens / params.keep.restore_tps
+        copy_s = params.keep.copy_s(parked.state.tokens)
         return shared, copy_s + prefill_s(params.cost, shared, n)
 
     def cost_s(self, index: int) -> float:

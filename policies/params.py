@@ -112,6 +112,9 @@ class Order:
     background_max_wait_s: float = _knob(120, "s", 0, 86400, "the bound of a side job's wait")
 
 
+_COPIED_TPS = 200_000  # tokens/s, where nobody knows the model's bytes a token
+
+
 @dataclass(frozen=True, slots=True)
 class Keep:
     """An idle slot is kept for its owner's next turn while more conversations live than fit."""
@@ -125,7 +128,11 @@ class Keep:
     park: bool = _switch("off: what the engine's RAM cache holds is not counted on")
     choose: bool = _switch("off: what a slot holds is saved there, whatever it is worth")
     park_tokens: int = _knob(0, "tokens", 0, 1_000_000_000, "what that holds; 0: by its MiB")
-    restore_tps: float = _knob(200_000, "tokens/s", 1, 1e9, "a state comes back from there")
+    restore_tps: float = _knob(0, "tokens/s", 0, 1e9, "copied from there; 0: by the model's bytes")
+
+    def copy_s(self, tokens: int) -> float:
+        """Seconds to copy a state of so many tokens to the RAM cache or back."""
+        return tokens / (self.restore_tps or _COPIED_TPS)
 
 
 @dataclass(frozen=True, slots=True)

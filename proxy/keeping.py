@@ -16,6 +16,7 @@ from policies.types import SlotId, SlotView
 from proxy.actions import HoldEnded, HoldResult
 
 _FADE = 1 - 1 / 32
+_HOPED = 0.5  # waits that count as paid before any was seen
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Keeping:
     def waits_pay(self) -> float:
         """The share of the waits for owners in which some owner came back. Where the owner itself
         waits for the answer to what is kept from its slot, none does."""
-        return (self._paid + 1) / (self._waits + 1)
+        return (self._paid + _HOPED) / (self._waits + _HOPED)
 
     def waited(self, returns: int) -> None:
         """A request waited that could have had an owner's slot; ``returns``: as it began to."""
