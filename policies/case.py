@@ -21,7 +21,7 @@ from policies.park import Park, State
 from policies.pauses import Pauses
 from policies.types import Parked, Request, SlotId, SlotView, WaitingView
 
-_BATCH_TOKENS = 512  # to empty a slot is one more call, which waits for the batch at work
+_BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
 
 
 class Way(NamedTuple):
@@ -81,20 +81,20 @@ class View:
             self._saved[index] = self.parks[slot.id.engine].room_for(slot.state)[1]
         return self._saved[index]
 
-    def behind_s(self, id: SlotId) -> float:
-        """Seconds that a prompt in this slot waits for those in lower ones: the engine fills its
-        batches in the order of slots."""
-        return sum(
-            slot.read_left_s
-            for slot in self._reading
-            if slot.id.engine == id.engine and slot.id.id_slot < id.id_slot
-        )
-
-    def before(self, id: SlotId) -> int:
-        """How many prompts are being read that would wait for one in this slot."""
-        return sum(
-            slot.id.engine == id.engine and slot.id.id_slot > id.id_slot for slot in self._reading
-        )
+    def beside(self, id: SlotId, tokens_s: float) -> tuple[float, float]:
+        """Seconds that a prompt whose tokens take so long waits in this slot for those in lower
+        ones, and seconds that those in higher ones wait for it: the engine fills its batches in
+        the order of slots. What fits into one batch is read at the same time."""
+        batch_s = _BATCH_TOKENS * self.params.cost.prefill_a_s
+        behind_s = before_s = 0.0
+        for slot in self._reading:
+            if slot.id.engine != id.engine or slot.read_left_s + tokens_s <= batch_s:
+                continue
+            if slot.id.id_slot < id.id_slot:
+                behind_s += slot.read_left_s
+            else:
+                before_s += tokens_s
+        return behind_s, before_s
 
     def loss_of_s(self, state: State) -> float:
         """Seconds that are lost, as far as may be expected, with a state that nobody has again."""
@@ -141,7 +141,7 @@ class Case:
 
     def own_s(self, index: int) -> float:
         """Seconds until the prompt is read on that slot, whatever is destroyed there."""
-        return self.view.behind_s(self.view.slots[index].id) + self.read_s(index)
+        return self._beside(index)[0] + self.read_s(index)
 
     def read_s(self, index: int) -> float:
         """Seconds that reading the prompt on that slot takes by itself."""
@@ -206,12 +206,13 @@ class Case:
 
     def cost_s(self, index: int) -> float:
         """Seconds this request costs on that slot: its own and the expected loss."""
-        view, read_s = self.view, self.read_s(index)
-        id = view.slots[index].id
+        loss_s = self.view.params.affinity.destruction * self.loss_s(index)
+        return self.read_s(index) + sum(self._beside(index)) + loss_s
+
+    def _beside(self, index: int) -> tuple[float, float]:
         # The start of a prompt stalls the others wherever it is read.
-        pieces_s = max(0.0, read_s - view.params.cost.prefill_c_s)
-        waits_s = view.behind_s(id) + pieces_s * view.before(id)
-        return read_s + waits_s + view.params.affinity.destruction * self.loss_s(index)
+        tokens_s = max(0.0, self.read_s(index) - self.view.params.cost.prefill_c_s)
+        return self.view.beside(self.view.slots[index].id, tokens_s)
 
     def _parked(self, index: int, here: int) -> Parked | None:
         """What the RAM cache would bring into that slot. None: nothing better than it has."""

@@ -32,7 +32,7 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
             why = "more conversations live than the slots keep warm"
             return Hold(Reason.SESSION_CAP, why, left_s)
     knobs = profile.params.order
-    left_s = min(knobs.background_max_wait_s, view.line_s) - waited_s
+    left_s = min(knobs.background_max_wait_s, view.line_s / 2) - waited_s
     if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
         return None
     first = [r for r in profile.reading() if r.request.kind not in BACKGROUND_KINDS]
