@@ -154,7 +154,8 @@ class Forwarding:
 
     async def _gathered(self, upstream: UpstreamStream) -> int:
         """A whole answer from the engine's stream of it."""
-        reader, gathered = SseReader(drop_progress=True), Gathered()
+        reader = SseReader(drop_progress=True)
+        gathered = Gathered(tokens=bool(self._request.fields.get("return_tokens")))
         seen = self._ticket.seen = reader.seen
         while not seen.done and (chunk := await upstream.read()):
             self._allow(self._queue.engine_silence_s)

@@ -22,7 +22,9 @@ _JOINED = ("content", "tokens", "completion_probabilities")  # of llama.cpp's ow
 class Gathered:
     """Bytes of a stream in, split anywhere; the answer out."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: bool) -> None:
+        """``tokens``: the client wants their ids (``return_tokens``), which streams always have."""
+        self._tokens = tokens
         self.error: dict[str, Any] | None = None  # what the engine said in place of an answer
         self._pending = bytearray()
         self._top: dict[str, Any] = {}
@@ -46,6 +48,8 @@ class Gathered:
             top["object"] = _OBJECTS.get(top.get("object", ""), top.get("object"))
         else:
             top.update(self._own)
+            if not self._tokens and "tokens" in top:
+                top["tokens"] = []
             settings = top.get("generation_settings")
             if isinstance(settings, dict):
                 top["generation_settings"] = {**settings, "stream": False}

@@ -151,8 +151,9 @@ def test_an_unproven_slot_is_asked_about_and_no_oftener_than_the_pace() -> None:
             assert stub.busy() == []
             polls = stub.log()["slots_polls"]
             assert len(polls) >= 2
-            # Seen from the stub single polls may come late, and then close together.
-            assert len(polls) - 2 <= (polls[-1] - polls[0]) / FAST.between_s
+            # The first ones come the sooner the shorter it has taken so far. Seen from the stub
+            # single polls may come late, and then close together.
+            assert len(polls) - 6 <= (polls[-1] - polls[0]) / FAST.between_s
             await driver.close()
 
         asyncio.run(run())

@@ -25,8 +25,13 @@ def learn(s: Scheduler, id: str, now: float, **told: Any) -> None:
     s.handle(replace(finished(id, 1000, 0, 101), **told), now)
 
 
-def begin(s: Scheduler, id: str, now: float, stream: bool = True) -> None:
-    assert dispatches(s.handle(arrived(id, text((id, 1000)), stream=stream), now))
+def begin(s: Scheduler, id: str, now: float, **more: Any) -> None:
+    assert dispatches(s.handle(arrived(id, text((id, 1000)), **more), now))
+
+
+def timed(s: Scheduler) -> Cost:
+    """But for the length of answers, which every end tells."""
+    return replace(costs(s), expected_output=PLAIN_COST.expected_output)
 
 
 def read(s: Scheduler, id: str, now: float) -> None:
@@ -46,7 +51,7 @@ def test_two_prompts_read_together_tell_nothing_of_one() -> None:
     begin(s, "b", 1)
     learn(s, "a", 5, prefill_s=TOLD_S)
     learn(s, "b", 6, prefill_s=TOLD_S)
-    assert costs(s) == PLAIN_COST
+    assert timed(s) == PLAIN_COST
 
 
 def test_a_prompt_beside_an_answer_is_learned_from() -> None:
@@ -97,9 +102,21 @@ def test_switched_off_nothing_is_learned() -> None:
 
 def test_an_engine_that_does_not_say_changes_nothing() -> None:
     s = scheduler()
-    begin(s, "a", 0, stream=False)
+    begin(s, "a", 0)
     s.handle(finished("a", 1000, None, 100), 5)
-    assert costs(s) == PLAIN_COST
+    assert timed(s) == PLAIN_COST
+
+
+def test_how_long_answers_are_is_learned_where_no_limit_is_named() -> None:
+    s = scheduler(cost={"expected_output": 512})
+    for k in range(40):
+        begin(s, f"a{k}", 10 * k)
+        s.handle(finished(f"a{k}", 1000, None, 100), 10 * k + 5)
+    assert 100 < costs(s).expected_output < 150
+    before = costs(s).expected_output
+    begin(s, "b", 900, max_tokens=5)
+    s.handle(finished("b", 1000, None, 5), 905)
+    assert costs(s).expected_output == before
 
 
 def test_a_new_engine_of_the_profile_is_taken_to_be_as_fast() -> None:

@@ -14,6 +14,11 @@ from proxy.prepare import Kind, Prepared, prepare
 
 NAMES = {"main": "main", "gpt": "main"}
 USER = {"role": "user", "content": "hi"}
+STREAMED = {
+    "stream": True,
+    "return_progress": True,
+    "stream_options": {"include_usage": True},
+}
 
 
 def prepared(body: Any, kind: Kind = Kind.CHAT, names: dict[str, str] | None = None) -> Prepared:
@@ -92,13 +97,24 @@ def test_no_model_among_several_is_a_400_that_names_them() -> None:
 def test_the_clients_pin_never_goes_on_and_ours_is_a_whole_number() -> None:
     """Field report R39."""
     request = prepared({"messages": [USER], "id_slot": 3, "slot_id": "2", "temperature": 0.25})
-    assert sent(request, 1) == {"messages": [USER], "temperature": 0.25, "id_slot": 1}
+    expected = {"messages": [USER], "temperature": 0.25, "id_slot": 1, **STREAMED}
+    assert sent(request, 1) == expected
     assert type(sent(request, 1)["id_slot"]) is int
     assert "id_slot" not in sent(request, -1)
 
 
-def test_progress_is_asked_for_in_streams_only_and_the_clients_own_wish_is_kept() -> None:
-    assert "return_progress" not in sent(prepared({"messages": [USER]}))
+def test_the_engine_streams_what_the_client_wants_whole() -> None:
+    """It goes on with a whole answer whose client left, and says nothing of its progress."""
+    fields = {"messages": [USER], "stream": False, "stream_options": {"x": 1}}
+    whole = prepared(fields | {"return_progress": True})
+    assert not whole.stream
+    assert whole.injected_progress
+    assert sent(whole, -1) == {"messages": [USER], **STREAMED}
+    raw = prepared({"prompt": "x"}, Kind.COMPLETION)
+    assert sent(raw, -1) == {"prompt": "x", "stream": True, "return_progress": True}
+
+
+def test_progress_is_asked_for_and_the_clients_own_wish_is_kept() -> None:
     streamed = prepared({"messages": [USER], "stream": True})
     assert streamed.injected_progress
     assert sent(streamed)["return_progress"] is True
@@ -137,12 +153,12 @@ def test_a_limit_is_cut_to_the_room_and_only_then(
     request = prepared({"messages": [USER], **fields})
     assert request.max_tokens == asked
     assert request.cut(room) == said
-    assert sent(request, -1, room) == {"messages": [USER], **expected}
+    assert sent(request, -1, room) == {"messages": [USER], **STREAMED, **expected}
 
 
 def test_what_the_proxy_does_not_read_goes_on_as_it_came() -> None:
     body = {"messages": [USER], "seed": 2**63, "stop": ["\n"], "x": {"é": [None, 1e-7]}}
-    assert sent(prepared(body), -1) == body
+    assert sent(prepared(body), -1) == body | STREAMED
 
 
 def test_a_body_as_deep_as_allowed_can_be_written_again() -> None:
