@@ -151,22 +151,22 @@ def asking_for_too_much() -> list[Step]:
 
 def an_owner_behind_a_newcomer() -> list[Step]:
     return [
-        *served(0, turn("x", "x", 3000)),
-        (1, turn("busy", "b", 3000)),
-        (2, turn("new", "n", 3000)),
-        (3, turn("x2", "x", 3200, 2)),
-        (9, ended("busy", 3000)),
+        *served(0, turn("x", "x", 3000, session="x")),
+        (1, turn("busy", "b", 30_000, session="b")),
+        (2, turn("new", "n", 3000, session="n")),
+        (3, turn("x2", "x", 3200, 2, session="x")),
+        (9, ended("busy", 30_000)),
     ]
 
 
 def the_older_asks_later() -> list[Step]:
     return [
-        *served(0, turn("old", "o", 3000)),
-        *served(1, turn("young", "y", 3000)),
-        (2, turn("busy", "b", 3000)),
-        (3, turn("young2", "y", 3200, 2)),
-        (4, turn("old2", "o", 3200, 2)),
-        (9, ended("busy", 3000)),
+        *served(0, turn("old", "o", 3000, session="o")),
+        *served(1, turn("young", "y", 3000, session="y")),
+        (2, turn("busy", "b", 30_000, session="b")),
+        (3, turn("young2", "y", 3200, 2, session="y")),
+        (4, turn("old2", "o", 3200, 2, session="o")),
+        (9, ended("busy", 30_000)),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from policies.params import Cost, Params, Queue, from_mapping
@@ -25,6 +25,8 @@ from proxy.scheduler import Scheduler
 
 # One millisecond a token and nothing else, so that seconds in a test are easy to foresee.
 PLAIN_COST = Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.01, expected_output=10)
+# The same where answers are expected to take long: whoever comes later stands in a long line.
+LONG_ANSWERS = asdict(replace(PLAIN_COST, expected_output=100_000))
 HEAD = ("head", 1000)  # a client's system text and tools
 
 

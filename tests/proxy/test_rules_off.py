@@ -46,7 +46,8 @@ def shown(action: Action) -> str | None:
     return None
 
 
-SMALL_LAST, ONE, TWO, FOUR = (100_000, 4200), (100_000,), (100_000,) * 2, (100_000,) * 4
+SMALL_LAST, ONE, TWO = (100_000, 4200), (100_000,), (100_000,) * 2
+THREE, FOUR = (100_000,) * 3, (100_000,) * 4
 CALM: dict[str, Any] = {"keep": OFF, "cap": OFF, "cold": OFF}  # so that nobody waits for them
 PARK = {"cap": OFF, "keep": {"enabled": False, "park_tokens": 50_000}}
 IN_TURN = {**CALM, "queue": ONE_AT_A_TIME}
@@ -83,13 +84,19 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
     "affinity.protect_live": (does.sharing_a_head, CALM, TWO, ["n>0/new"], ["n>1/affinity"]),
     "window.enabled": (does.before_a_small_window, CALM, SMALL_LAST, ["a>0/new"], ["a>1/new"]),
     "window.cut_max_tokens": (does.asking_for_too_much, CALM, ONE, ["a>0/new 96436"], ["a>0/new"]),
-    "order.enabled": (does.an_owner_behind_a_newcomer, IN_TURN, FOUR, ["x2>3/home"], ["new>1/new"]),
+    "order.enabled": (
+        does.an_owner_behind_a_newcomer,
+        IN_TURN,
+        THREE,
+        ["x2>2/home"],
+        ["new>0/new"],
+    ),
     "order.by_session": (
         does.the_older_asks_later,
         IN_TURN,
-        FOUR,
-        ["old2>3/home"],
-        ["young2>2/home"],
+        THREE,
+        ["old2>2/home"],
+        ["young2>1/home"],
     ),
     "order.by_service": (does.one_key_had_more, IN_TURN, FOUR, ["ben>1/new"], ["ann>1/new"]),
     "order.background": (does.a_side_job_beside_a_prompt, CALM, TWO, [], ["t>0/guest"]),

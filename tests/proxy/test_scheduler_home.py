@@ -79,21 +79,19 @@ def test_a_home_at_work_for_long_is_left_after_the_patience() -> None:
 FAST = {"prefill_c_s": 0, "prefill_a_s": 3e-5, "prefill_b_s": 0, "decode_s": 5e-4}
 
 
-@pytest.mark.parametrize(("whole", "rule"), [(True, "new"), (False, "home")])
-def test_a_retry_waits_no_longer_for_a_whole_answer_than_to_read_its_prompt_anew(
-    whole: bool, rule: str
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_retry_finds_what_was_given_up_at_its_home_as_soon_as_that_is_shown_idle(
+    stream: bool,
 ) -> None:
-    """Nobody listens to it, and the engine goes on with it all the same. A stream ends soon."""
+    """To the engine every answer is a stream, which ends at its next token."""
     s = scheduler(slots=3, cost=FAST)
-    first = of(arrived("r", text(("a", 4954)), 4900, max_tokens=30_000), stream=not whole)
+    first = of(arrived("r", text(("a", 4954)), 4900, max_tokens=30_000), stream=stream)
     [(_, home, _)] = dispatches(s.handle(first, 0))
-    s.handle(failed("r"), 3)
+    assert AskSlots("e") in s.handle(failed("r"), 3)
     s.handle(arrived("other", text(("b", 300))), 3.1)
-    placed = dispatches(s.handle(of(first, id="again"), 4))
-    placed += dispatches(s.handle(slots(4.1, (home, whole, 5000)), 4.1))
-    placed += dispatches(tick(s, 4.2))  # 0.15 s are worth the wait
-    assert [(id, slot == home) for id, slot, _ in placed] == [("again", not whole)]
-    assert placed[0][2] == rule
+    assert dispatches(s.handle(of(first, id="again"), 4)) == []
+    placed = dispatches(s.handle(slots(4.1, (home, False, 5000)), 4.1))
+    assert placed == [("again", home, "home")]
 
 
 def test_patience_can_be_switched_off() -> None:

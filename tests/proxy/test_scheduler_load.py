@@ -11,6 +11,7 @@ from policies.types import Reason
 from proxy.events import RequestArrived, RequestFinished, RequestProgressed
 from proxy.scheduler import Scheduler
 from tests.proxy.script import (
+    LONG_ANSWERS,
     arrived,
     dispatches,
     finished,
@@ -31,7 +32,7 @@ KEEPING = {"keep_s": 60}
 def busy_with_two(keep: dict[str, Any]) -> Scheduler:
     """Two slots: one holds a conversation that is between two turns, the other is at work."""
     off = {"enabled": False}
-    s = scheduler(slots=2, guest=off, cap=off, cold=off, keep=keep)
+    s = scheduler(slots=2, guest=off, cap=off, cold=off, keep=keep, cost=LONG_ANSWERS)
     serve(s, in_session("a1", "a", ("head", 50), ("a", 3000)), 0)
     s.handle(in_session("w1", "w", ("work", 50), ("w", 3000)), 0)
     return s
@@ -162,14 +163,6 @@ def test_one_long_prompt_is_read_at_a_time() -> None:
     assert [id for id, _, _ in dispatches(s.handle(RequestProgressed("a", 9000, 0), 9))] == ["b"]
 
 
-def test_a_long_prompt_that_reports_nothing_is_read_by_the_cost_model() -> None:
-    s = scheduler(slots=3)
-    s.handle(arrived("a", text(("a", 9000)), stream=False), 0)
-    actions = s.handle(arrived("b", text(("b", 9000))), 1)
-    assert next_wake(actions) == pytest.approx(9)
-    assert [id for id, _, _ in dispatches(tick(s, 9.1))] == ["b"]
-
-
 def test_the_limit_of_cold_prefills_can_be_switched_off() -> None:
     s = scheduler(slots=3, cold={"enabled": False})
     s.handle(arrived("a", text(("a", 9000))), 0)
@@ -202,7 +195,7 @@ def test_a_side_job_does_not_wait_for_what_waits_for_a_slot_of_its_own() -> None
 
 
 def test_a_side_job_waits_no_longer_than_its_bound() -> None:
-    s = scheduler(slots=2)
+    s = scheduler(slots=2, cost=LONG_ANSWERS)
     s.handle(turn("main", "m", 1), 0)
     s.handle(of(title("t"), kind="side"), 1)
     assert dispatches(tick(s, 120.9)) == []
@@ -224,14 +217,26 @@ def test_the_key_that_was_served_least_goes_first() -> None:
     assert [id for id, _, _ in dispatches(s.handle(finished("run"), 4))] == ["m"]
 
 
-def test_older_conversations_go_before_younger_ones() -> None:
-    s = scheduler(slots=3, queue={"max_running": 1}, keep={"enabled": False})
+def test_a_side_job_waits_for_half_as_long_as_in_a_plain_line() -> None:
+    s = scheduler(slots=2)
+    s.handle(turn("main", "m", 1), 0)  # 1,200 tokens, 1.3 s in all
+    s.handle(of(title("t"), kind="side"), 0.1)
+    assert dispatches(tick(s, 0.6)) == []
+    assert dispatches(tick(s, 0.8)) == [("t", 0, "guest")]
+
+
+@pytest.mark.parametrize(("oldest", "first"), [(True, "old2"), (False, "young2")])
+def test_older_conversations_go_before_younger_ones_where_asked_for(
+    oldest: bool, first: str
+) -> None:
+    order = {"by_session": oldest}
+    s = scheduler(slots=3, queue={"max_running": 1}, keep={"enabled": False}, order=order)
     serve(s, in_session("old1", "old", ("old", 50), ("o", 3000)), 0)
     serve(s, in_session("young1", "young", ("young", 50), ("y", 3000)), 5)
-    s.handle(arrived("run", text(("run", 100))), 6)
+    s.handle(in_session("run", "run", ("run", 50), ("r", 50)), 6)
     s.handle(in_session("young2", "young", ("young", 50), ("y", 3000), ("2", 9)), 7)
     s.handle(in_session("old2", "old", ("old", 50), ("o", 3000), ("2", 9)), 8)
-    assert [id for id, _, _ in dispatches(s.handle(finished("run"), 9))] == ["old2"]
+    assert [id for id, _, _ in dispatches(s.handle(finished("run"), 9))] == [first]
 
 
 def test_one_shot_calls_of_many_sessions_still_share_their_preamble() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from policies.types import Reason
 from proxy.actions import Refuse
 from tests.proxy.script import (
+    LONG_ANSWERS,
     arrived,
     cancelled,
     dispatches,
     finished,
+    of,
     scheduler,
     serve,
     text,
@@ -27,12 +29,32 @@ def test_no_more_run_than_the_profile_allows() -> None:
 
 
 def test_who_still_owns_a_slot_goes_before_a_newcomer() -> None:
-    s = scheduler(slots=2, queue={"max_running": 1})
-    home = serve(s, turn("a2", "a", 2), 0)
-    s.handle(turn("x", "x", 1), 1)
-    s.handle(turn("new", "n", 1), 2)
-    s.handle(turn("a3", "a", 3), 3)
+    s = scheduler(slots=2, queue={"max_running": 1}, cost=LONG_ANSWERS)
+    home = serve(s, of(turn("a2", "a", 2), session="a"), 0)
+    s.handle(of(turn("x", "x", 1), session="x"), 1)
+    s.handle(of(turn("new", "n", 1), session="n"), 2)
+    s.handle(of(turn("a3", "a", 3), session="a"), 3)
     assert dispatches(s.handle(finished("x"), 4)) == [("a3", home, "home")]
+
+
+def test_where_all_that_lives_stays_warm_whoever_came_first_goes_first() -> None:
+    s = scheduler(slots=6, queue={"max_running": 1}, cost=LONG_ANSWERS)
+    serve(s, of(turn("a2", "a", 2), session="a"), 0)
+    s.handle(of(turn("x", "x", 1), session="x"), 1)
+    s.handle(of(turn("new", "n", 1), session="n"), 2)
+    s.handle(of(turn("a3", "a", 3), session="a"), 3)
+    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 4))] == ["new"]
+
+
+def test_nobody_waits_longer_than_in_a_plain_line_and_for_its_own_read() -> None:
+    s = scheduler(slots=2, queue={"max_running": 1})
+    serve(s, of(turn("a2", "a", 2), session="a"), 0)
+    s.handle(of(turn("x", "x", 1), session="x"), 1)  # 1,200 tokens, 1.2 s and the answer
+    s.handle(of(turn("new", "n", 1), session="n"), 1.5)
+    s.handle(of(turn("a3", "a", 3), session="a"), 1.6)
+    assert [id for id, _, _ in dispatches(s.handle(finished("x"), 2.2))] == ["a3"]
+    s.handle(of(turn("a4", "a", 4), session="a"), 2.5)
+    assert [id for id, _, _ in dispatches(s.handle(finished("a3"), 3.7))] == ["new"]
 
 
 def test_nobody_is_overtaken_for_ever() -> None:

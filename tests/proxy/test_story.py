@@ -13,7 +13,17 @@ from proxy.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
 from proxy.events import EngineLost, RequestArrived, RequestProgressed
 from proxy.scheduler import Scheduler
 from proxy.standing import SessionState
-from tests.proxy.script import arrived, cancelled, finished, scheduler, serve, text, tick
+from tests.proxy.script import (
+    LONG_ANSWERS,
+    arrived,
+    cancelled,
+    finished,
+    of,
+    scheduler,
+    serve,
+    text,
+    tick,
+)
 
 ONE_AT_A_TIME = {"max_running": 1}
 NO_ORDER = {"enabled": False}
@@ -157,11 +167,12 @@ def test_a_lost_engine_ends_its_holds_uncounted() -> None:
 
 
 def test_a_guest_that_waited_goes_first_and_is_counted() -> None:
-    s = scheduler(slots=3, queue=ONE_AT_A_TIME)
-    serve(s, turn("big", "big", 30_000), 0)
-    s.handle(turn("a", "a", 3000), 1)
+    s = scheduler(slots=3, queue=ONE_AT_A_TIME, cost=LONG_ANSWERS)
+    serve(s, of(turn("big", "big", 30_000), session="big"), 0)
+    s.handle(of(turn("a", "a", 3000), session="a"), 1)
     s.handle(arrived("g", text(("g", 200))), 2)
-    s.handle(turn("b", "b", 3000), 3)
+    s.handle(of(turn("b", "b", 3000), session="b"), 3)
+    s.handle(of(turn("c", "c", 3000), session="c"), 3)
     placed = dispatched(s.handle(finished("a"), 9), "g")
     assert placed.promoted is Promotion.GUEST
     assert dispatched(s.handle(finished("g"), 10), "b").promoted is None
