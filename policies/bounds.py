@@ -11,8 +11,10 @@ and no longer than three quarters of what the request may wait in all.
 
 from __future__ import annotations
 
-from policies.cost import prefill_s
-from policies.params import Params
+from collections.abc import Iterable
+
+from policies.cost import prefill_s, step_s
+from policies.params import Cost, Params
 from policies.types import Request, WaitingView
 
 _OF_ALL = 0.75  # behind the bound there is time left to be served in
@@ -30,3 +32,22 @@ def most_s(given_s: float, request: Request, params: Params) -> float:
     whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
     own_s = prefill_s(params.cost, 0, len(request.tokens))
     return max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
+
+
+def line_s(asked: Request, ahead: Iterable[tuple[Request, float]], slots: int, cost: Cost) -> float:
+    """How long a request would wait if all that came before it went first, and had to read
+    everything; or if keys took turns, where its own sent many (s).
+
+    ``ahead``: the requests that run or wait, and for how long each has run (s).
+    """
+    before = list(ahead)
+    beside = max(1, min(slots, len(before)))
+    token_s = step_s(cost, beside) / beside
+    by_key = {asked.key: 0.0}
+    for request, ran_s in before:
+        output = cost.expected_output
+        if request.max_tokens is not None and request.max_tokens >= 0:
+            output = min(output, request.max_tokens)
+        whole_s = prefill_s(cost, 0, len(request.tokens)) + output * token_s
+        by_key[request.key] = by_key.get(request.key, 0.0) + max(0.0, whole_s - ran_s)
+    return max(sum(by_key.values()), len(by_key) * by_key[asked.key])

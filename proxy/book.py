@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from policies import order
 from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s
+from policies.bounds import line_s
 from policies.case import View
-from policies.cost import prefill_s, step_s
+from policies.cost import prefill_s
 from policies.params import Params
 from policies.park import Park, Swap
 from policies.pauses import Pauses
@@ -131,22 +132,10 @@ class Profile:
         self.waiters[request.id] = waiter
 
     def _line_s(self, asked: Request, now: float) -> float:
-        """How long a request that comes now would wait if all that came before it went first, and
-        had to read everything; or if keys took turns, where its own sent many."""
-        cost = self.params.cost
-        slots = max(1, sum(len(engine.mirrors) for engine in self.engines.values()))
+        slots = sum(len(engine.mirrors) for engine in self.engines.values())
         ahead = [(r.request, now - r.started) for r in self.running.values()]
         ahead += [(w.view.request, 0.0) for w in self.waiters.values()]
-        beside = min(slots, len(ahead))
-        by_key = {asked.key: 0.0}
-        for request, ran_s in ahead:
-            read_s = prefill_s(cost, 0, len(request.tokens))
-            output = cost.expected_output
-            if request.max_tokens is not None and request.max_tokens >= 0:
-                output = min(output, request.max_tokens)
-            left_s = max(0.0, read_s + output * step_s(cost, beside) / beside - ran_s)
-            by_key[request.key] = by_key.get(request.key, 0.0) + left_s
-        return max(sum(by_key.values()), len(by_key) * by_key[asked.key])
+        return line_s(asked, ahead, slots, self.params.cost)
 
     def weigh(self, now: float) -> int | None:
         """Note what the key of everyone who waits was served by now, and who is overdue. Returns

@@ -89,12 +89,23 @@ def run_cell(
 ) -> dict[str, Figures]:
     """The figures of each arm; ``params``: slotwise's rules, without costs and RAM cache."""
     cost = inside(cost_model.load(cell.cost))
-    lanes = workload(cell.shape, seed, cost.prefill_s(0, _PACE_TOKENS))
-    asked = as_workload(lanes)
-    park = park_tokens(asked, cell.ram)
+    asked = as_workload(workload(cell.shape, seed, cost.prefill_s(0, _PACE_TOKENS)))
+    return serve(asked, cell.slots, cell.ram, cost, names, params)
+
+
+def serve(
+    asked: Workload,
+    slots: int,
+    ram: str,
+    cost: CostModel,
+    names: Sequence[str] = (BARE, SLOTWISE),
+    params: Params | None = None,
+) -> dict[str, Figures]:
+    """The same for any workload."""
+    park = park_tokens(asked, ram)
     return {
         arm.name: figures(simulate(asked, arm, cost))
-        for arm in arms.arms(names, cell.slots, park, rules(params or Params(), cost, park))
+        for arm in arms.arms(names, slots, park, rules(params or Params(), cost, park))
     }
 
 
