@@ -24,6 +24,9 @@ from policies.types import Parked, Request, SlotId, SlotView, WaitingView
 _BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
 
 
+_WANTED_AGAIN = 0.5  # chance that what a session left in a slot is not over, where its head changed
+
+
 class Way(NamedTuple):
     """One way to put a prompt into a slot."""
 
@@ -126,7 +129,7 @@ class Case:
     def kept_for_s(self, index: int) -> float:
         """How much longer an idle slot is kept from this request for its owner's likely return."""
         slot, params = self.view.slots[index], self.view.params
-        if not slot.kept:
+        if not slot.kept or self.waiting.matches[index].is_home:
             return 0.0
         knobs = params.keep
         # Nobody else would wait for what the owner has to compute again, on an engine at rest.
@@ -162,11 +165,13 @@ class Case:
         view, slot, match = self.view, self.view.slots[index], self.waiting.matches[index]
         params, n = view.params, self.waiting.request.tokens.length
         here = reuse(self.waiting.request, slot, match)
+        wanted = _WANTED_AGAIN if match.kind == "session" else 1.0
         if slot.view_len == 0:
             return Way(here, prefill_s(params.cost, here, n), 0.0)
         park = view.parks.get(slot.id.engine)
         if park is None or not park.saves(slot.state, match.lcp):
-            return Way(here, prefill_s(params.cost, here, n), self._own_loss_s(slot, match.lcp))
+            loss_s = wanted * self._own_loss_s(slot, match.lcp)
+            return Way(here, prefill_s(params.cost, here, n), loss_s)
         dropped = view.dropped(index)
         lost_s = sum(view.loss_of_s(state) for state in dropped)
         if slot.state not in dropped:
@@ -181,7 +186,7 @@ class Case:
             return saving
         if slot.state in dropped or match.is_home:
             return saving  # nobody gains by it; what a home holds is the request's own
-        again_s = self._own_loss_s(slot, 0) + prefill_s(params.cost, 0, _BATCH_TOKENS)
+        again_s = wanted * self._own_loss_s(slot, 0) + prefill_s(params.cost, 0, _BATCH_TOKENS)
         emptying = Way(*self._read(index, 0, ()), again_s, True)
         weight = params.affinity.destruction
         return min(saving, emptying, key=lambda way: way.read_s + weight * way.loss_s)

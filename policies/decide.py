@@ -8,7 +8,8 @@ The caller goes through the waiting requests in order, while fewer than ``max_ru
    3a idle: place it there, whatever its age.
    3b busy: hold for ``patience``; then go on at 5 only if that is sooner than waiting on.
       A second copy of a running request of the same key waits behind the first.
-   3c no tokens tell it, but its session owns a slot: that is its home, its prompt changed.
+   3c no tokens tell it, but its session owns a slot: that is its home, its prompt changed. Where
+      next to nothing there serves it, 5.
 4. Guest: short, shares little. It takes a slot whose loss nobody will feel; after a wait, the
    cheapest.
 5. New or displaced: the idle slot that costs the fewest seconds, with what it destroys counted.
@@ -57,7 +58,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
     if params.home.enabled and waiting.owns:
         home = continuation.home(waiting.matches, case.fits)
     if home is not None:
-        verdict = _at_home(case, home)  # 3
+        verdict = None if _begins_anew(case, home) else _at_home(case, home)  # 3
         if verdict is not None:
             return verdict
     elif not view.resting:
@@ -82,6 +83,13 @@ def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
         f"{why}, emptied first" if way.empties else why,
         way.empties,
     )
+
+
+def _begins_anew(case: Case, home: int) -> bool:
+    """Whether its session owns that slot, and next to nothing there serves it: a clock in the head,
+    or tools that come and go. What it held may be over or wanted again, so it is placed by cost."""
+    match = case.waiting.matches[home]
+    return match.kind == "session" and 2 * match.lcp < case.view.slots[home].view_len
 
 
 def _at_home(case: Case, home: int) -> Verdict | None:
@@ -174,7 +182,8 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
     candidates = _unprotected(case, idle)
     cost_s, _, index = min([(case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates])
     why = f"{cost_s:.2f} s, the least of {len(candidates)}"
-    return _place(case, index, _newcomer_rule(slots[index]), why)
+    own = case.waiting.matches[index].kind == "session"
+    return _place(case, index, Rule.SESSION if own else _newcomer_rule(slots[index]), why)
 
 
 def _kept(case: Case) -> Hold:
