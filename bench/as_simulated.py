@@ -64,7 +64,7 @@ def as_workload(
         row = Row(step.session, prompt, held, known.heads.get(step.id, 0), turns, step.output)
         return Ask(
             id=step.id,
-            row=row,
+            source=row,
             output=step.output,
             pause_s=step.pause_s * think_scale,
             guest=step.side,

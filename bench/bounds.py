@@ -18,8 +18,7 @@ An engine always evaluates at least one token of a prompt: a prompt of n tokens 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -27,6 +26,7 @@ from scipy.optimize import linear_sum_assignment
 from bench.rows import Row
 from policies.prefix import BLOCK_TOKENS, Tokens, lcp
 
+_BLOCK_BYTES = 4 * BLOCK_TOKENS
 WINDOW_REQUESTS = 2000  # the matrix of a window takes 8 bytes a pair: 32 MB
 
 
@@ -36,30 +36,42 @@ def reusable(prompt: Tokens, held: Tokens) -> int:
 
 
 class InfiniteCache:
-    """Everything ever served, kept for ever.
-
-    Rows are kept in the byte order of their packed ids: the row with the longest common prefix is
-    always a neighbour of the place where the new prompt would go.
-    """
+    """Everything ever served, kept for ever: a tree of blocks, so that what rows have in common is
+    kept once."""
 
     def __init__(self) -> None:
-        self._packed: list[bytes] = []
-        self._rows: dict[bytes, Tokens] = {}
+        # Under the digest of all that comes before, every block that was seen to follow.
+        self._next: dict[int, set[bytes]] = {}
 
     def add(self, held: Tokens) -> None:
         """Keep this row."""
-        if held.packed not in self._rows:
-            self._rows[held.packed] = held
-            insort(self._packed, held.packed)
+        for before, block in _blocks(held):
+            self._next.setdefault(before, set()).add(block)
 
     def reuse(self, prompt: Tokens) -> int:
         """Tokens of this prompt that the cache holds."""
-        place = bisect_left(self._packed, prompt.packed)
-        neighbours = self._packed[max(place - 1, 0) : place + 1]
-        return max((reusable(prompt, self._rows[packed]) for packed in neighbours), default=0)
+        found = 0
+        for before, block in _blocks(prompt):
+            known = self._next.get(before, set())
+            if len(block) == _BLOCK_BYTES and block in known:
+                found += BLOCK_TOKENS
+                continue
+            part = Tokens(block)
+            found += max((lcp(part, Tokens(other)) for other in known), default=0)
+            break
+        return min(found, max(len(prompt) - 1, 0))
 
 
-def infinite_each(rows: Sequence[Row]) -> list[int]:
+def _blocks(row: Tokens) -> Iterator[tuple[int, bytes]]:
+    """Every block of a row, the last one as long as it is, and a digest of all before it."""
+    before, packed = 0, row.packed
+    for start in range(0, len(packed), _BLOCK_BYTES):
+        block = packed[start : start + _BLOCK_BYTES]
+        yield before, block
+        before = hash((before, block))
+
+
+def infinite_each(rows: Iterable[Row]) -> list[int]:
     """Of every prompt the tokens that an infinite cache would have served."""
     cache = InfiniteCache()
     found = []
@@ -99,10 +111,10 @@ def park(rows: Sequence[Row], capacity_tokens: int) -> int:
     """
     if capacity_tokens < 0:
         raise ValueError(f"capacity: expected at least 0 tokens, got {capacity_tokens}")
-    chains = [_chain(row.full) for row in rows]
-    asked = [
-        chain[: len(row.prompt) // BLOCK_TOKENS] for row, chain in zip(rows, chains, strict=True)
-    ]
+    chains, asked = [], []
+    for row in rows:
+        chains.append(_chain(row.full))
+        asked.append(chains[-1][: len(row.prompt) // BLOCK_TOKENS])
     cache = _Belady(capacity_tokens // BLOCK_TOKENS, asked)
     found = 0
     for number, best in enumerate(infinite_each(rows)):
@@ -115,12 +127,7 @@ def park(rows: Sequence[Row], capacity_tokens: int) -> int:
 
 def _chain(row: Tokens) -> list[int]:
     """For every whole block of a row a digest of all up to its end."""
-    last, chain = 0, []
-    size = BLOCK_TOKENS * 4
-    for end in range(size, len(row.packed) + 1, size):
-        last = hash((last, row.packed[end - size : end]))
-        chain.append(last)
-    return chain
+    return [hash(pair) for pair in _blocks(row) if len(pair[1]) == _BLOCK_BYTES]
 
 
 class _Belady:

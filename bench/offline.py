@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from bench import bounds, sim_workload, trace, workload
+from bench import bounds, sim_rows, sim_workload, trace, workload
 from bench.command_line import count, mapping, pairs, parser_of, seconds
 from bench.report import markdown_table
 from bench.rows import Renderer, Row, total
@@ -228,7 +228,7 @@ def block_rows(
 ) -> tuple[list[Row], list[tuple[float, Ask]]]:
     """Turns of a trace without text, ``live`` sessions of it or, ``replaced``, all its sessions
     with so many at a time."""
-    shape = sim_workload.Shape(sessions=live, total=None if replaced else live, guest_share=0)
+    shape = sim_rows.Shape(sessions=live, total=None if replaced else live, guest_share=0)
     recorded = sim_workload.Recorded(trace.find(name), shape)
     timed = one_at_a_time(sim_workload.closed_loop(recorded, shape, seed))
     return [ask.row for _, ask in timed], timed

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from tokenizers import Tokenizer
@@ -30,6 +30,25 @@ class Row:
     first_user_end: int  # tokens up to and including the first user turn
     turns: int  # 1 + assistant turns in the prompt
     max_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt)
+
+    def row(self) -> Row:
+        """Itself: it is made already."""
+        return self
+
+
+class RowSource(Protocol):
+    """A row that is made when it is asked for: thousands of long prompts do not fit in memory."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the row, without making it."""
+
+    def row(self) -> Row:
+        """Make it; the same each time."""
 
 
 class Renderer:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from bench import sim_workload, trace, workload
+from bench import sim_rows, sim_workload, trace, workload
 from bench.block_trace import is_block_trace, is_local, knows_sessions
 from bench.steps import Chat, Ids, Script, Step, of_workload
 from bench.trace import Call, TraceError
@@ -109,7 +109,7 @@ def _chosen(sessions: list[list[Step]], wanted: Wanted) -> Script:
 
 
 def _block_workload(path: Path, wanted: Wanted) -> sim_workload.Workload:
-    shape = sim_workload.Shape(
+    shape = sim_rows.Shape(
         sessions=wanted.sessions,
         total=wanted.total,
         calls=wanted.calls,

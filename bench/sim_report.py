@@ -6,11 +6,12 @@ import heapq
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, overload
 
 from bench import bounds
 from bench.cost_model import CostModel
 from bench.report import percentile
+from bench.rows import Row
 from bench.sim_workload import Ask, Workload
 from bench.simulation import Run
 
@@ -24,7 +25,7 @@ def figures(run: Run) -> dict[str, float]:
     turns = [s.ttft_s for s in run.served if not s.ask.guest]
     guests = [s.ttft_s for s in run.served if s.ask.guest]
     waits = [s.begun - s.arrived for s in run.served]
-    prompt = sum(len(s.ask.row.prompt) for s in run.served)
+    prompt = sum(s.ask.prompt_tokens for s in run.served)
     return {
         "TTFT s": fmean(turns),
         "p50 s": percentile(turns, 50) or 0.0,
@@ -48,14 +49,14 @@ def floor(workload: Workload, cost: CostModel, slots: int, park_tokens: int) -> 
     Both take requests in the order of such a schedule.
     """
     asks = _in_order(workload, cost)
-    rows = [ask.row for ask in asks]
+    rows = _Rows(asks)
     reused = bounds.infinite_each(rows)
     ttft_s = {
-        ask.id: cost.prefill_s(n, len(ask.row.prompt)) for ask, n in zip(asks, reused, strict=True)
+        ask.id: cost.prefill_s(n, ask.prompt_tokens) for ask, n in zip(asks, reused, strict=True)
     }
     turns = [ttft_s[ask.id] for ask in asks if not ask.guest]
     guests = [ttft_s[ask.id] for ask in asks if ask.guest]
-    prompt = sum(len(row.prompt) for row in rows)
+    prompt = sum(ask.prompt_tokens for ask in asks)
     sessions_s = [
         sum(a.pause_s for a in session[1:])
         + sum(ttft_s[a.id] + (a.output - 1) * cost.step_s(1) for a in session)
@@ -75,6 +76,23 @@ def floor(workload: Workload, cost: CostModel, slots: int, park_tokens: int) -> 
         "longest wait s": 0.0,
         "refused": 0.0,
     }
+
+
+class _Rows(Sequence[Row]):
+    """The rows of requests, each made when it is looked at."""
+
+    def __init__(self, asks: Sequence[Ask]) -> None:
+        self._asks = asks
+
+    def __len__(self) -> int:
+        return len(self._asks)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> _Rows: ...
+    def __getitem__(self, at: int | slice) -> Row | _Rows:
+        return _Rows(self._asks[at]) if isinstance(at, slice) else self._asks[at].row
 
 
 def _in_order(workload: Workload, cost: CostModel) -> list[Ask]:

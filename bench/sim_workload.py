@@ -1,8 +1,9 @@
 """What clients send in a simulation: sessions of recorded calls with their pauses, and guests.
 
 A prompt is a row of real token ids, 64 for each block of the trace, so that the scheduler runs
-exactly as it is, with every limit in tokens. The ids of a block follow from its number; building a
-prompt is a copy, and only its new part is digested.
+exactly as it is, with every limit in tokens. The ids of a block follow from its number. A session's
+prompts are beginnings of a few long rows, which are kept; each prompt is made when it is asked for:
+building it is a copy, and only its new part is digested.
 
 What a slot holds after a call is its prompt and the answer. Where the session's next prompt goes
 on from all of this one, as nearly all do, the answer's tokens are the next ones of that prompt, as
@@ -17,48 +18,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from bench.block_trace import (
-    CLAUDE_BLOCK_TOKENS,
     BlockCall,
     block_tokens,
     is_local,
     read_blocks,
 )
-from bench.rows import Row
+from bench.rows import Row, RowSource
+from bench.sim_rows import Blocks, Fresh, Shape, block_row, output_tokens, session_rows
 from bench.trace import TraceError
-from policies.prefix import EMPTY, Tokens, lcp
+from policies.prefix import Tokens
 
-_SESSION_BLOCKS = 32768  # numbers of one session's own blocks
-_ID_BYTES = 4
 _FIRST_FRESH, _FIRST_GUEST = 1 << 31, 3 << 30  # token ids; those of blocks lie below
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How recorded sessions are turned into load."""
-
-    sessions: int = 8  # live at a time
-    total: int | None = None  # sessions in all; None: every recorded one
-    calls: int = 40  # of a session, the first so many
-    most_output: int = 1500  # tokens
-    most_think_s: float = 600
-    spread_s: float = 120  # a session starts within this time
-    stretch: float = 1.0  # prompts are so many times as long as recorded
-    shared_head: float = 0.75  # of tools and system text, the same for all sessions
-    guest_share: float = 0.15  # of turns that a guest comes with
-    guest_head: int = 512  # tokens that all guests share
-    guest_own: tuple[int, int] = (256, 1536)  # tokens
-    guest_output: int = 48  # tokens
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a recorded block of 64."""
-        return max(1, round(CLAUDE_BLOCK_TOKENS * self.stretch))
-
-    def stretched(self, tokens: int) -> int:
-        return max(1, tokens * self.block_tokens // CLAUDE_BLOCK_TOKENS)
 
 
 @dataclass(slots=True)
@@ -66,7 +37,7 @@ class Ask:
     """One request of a client."""
 
     id: str
-    row: Row
+    source: RowSource
     output: int  # tokens that will be generated
     pause_s: float  # before it, since the answer to the one before; open loop: its arrival
     client: str = ""  # who sends it
@@ -78,6 +49,15 @@ class Ask:
     stream: bool = True
     gives_up_s: float | None = None  # the client leaves after so long, and goes on
     session: str | None = None  # its conversation; None: its row's, side jobs have none
+
+    @property
+    def row(self) -> Row:
+        """Its tokens, made anew where they are not kept."""
+        return self.source.row()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.source.prompt_tokens
 
 
 @dataclass(slots=True)
@@ -112,8 +92,8 @@ class Recorded:
         self._calls = [calls[: shape.calls] for calls in by_session.values()]
         self._local, self._size = is_local(path), block_tokens(path)
         self._shape = shape
-        self._rows: dict[int, list[Row]] = {}
-        self._fresh = _Fresh(_FIRST_FRESH)
+        self._rows: dict[int, Sequence[RowSource]] = {}
+        self._fresh = Fresh(_FIRST_FRESH)
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -123,27 +103,27 @@ class Recorded:
         calls = self._calls[number % len(self)]
         if number not in self._rows:
             if self._local:
-                self._rows[number] = _session(number, calls, self._shape, self._fresh)
+                self._rows[number] = session_rows(number, calls, self._shape, self._fresh)
             else:
                 name = f"s{number}"
                 self._rows[number] = [self._global(name, k, c) for k, c in enumerate(calls)]
         return [
             Ask(
-                id=f"{row.session}.{k}",
-                row=row,
-                output=row.max_tokens,
+                id=f"s{number}.{k}",
+                source=source,
+                output=output_tokens(call, self._shape),
                 pause_s=min(call.think_s, self._shape.most_think_s),
-                client=row.session,
+                client=f"s{number}",
                 tool_calls=call.tool_calls,
             )
-            for k, (row, call) in enumerate(zip(self._rows[number], calls, strict=True))
+            for k, (source, call) in enumerate(zip(self._rows[number], calls, strict=True))
         ]
 
-    def _global(self, name: str, k: int, call: BlockCall) -> Row:
+    def _global(self, name: str, k: int, call: BlockCall) -> Blocks:
         """A call whose block ids mean the same in every session; its answer is nobody's."""
-        output = max(1, min(call.output_tokens, self._shape.most_output))
-        prompt, held = _global_prompt(call, self._size, output, self._fresh)
-        return Row(name, prompt, held, 0, k + 1, output)
+        return block_row(
+            name, k + 1, call, self._size, output_tokens(call, self._shape), self._fresh
+        )
 
 
 def closed_loop(recorded: Recorded, shape: Shape, seed: int) -> Workload:
@@ -157,7 +137,7 @@ def closed_loop(recorded: Recorded, shape: Shape, seed: int) -> Workload:
     while len(numbers) < total:
         twins = range(len(numbers), len(numbers) + len(recorded))
         numbers += rng.sample(twins, min(total - len(numbers), len(recorded)))
-    guests = _Guests(shape, rng, _Fresh(_FIRST_GUEST))
+    guests = _Guests(shape, rng, Fresh(_FIRST_GUEST))
     sessions = []
     for number in numbers:
         asks = recorded.asks(number)
@@ -175,108 +155,28 @@ def open_loop(path: Path, most: int, slower: float, shape: Shape) -> Workload:
     ``slower`` stretches the times: a trace of a whole cluster is too much for one engine.
     """
     size = block_tokens(path)
-    fresh = _Fresh(_FIRST_FRESH)
+    fresh = Fresh(_FIRST_FRESH)
     asks: list[Ask] = []
     for call in islice(read_blocks(path), most):
-        output = max(1, min(call.output_tokens, shape.most_output))
-        prompt, held = _global_prompt(call, size, output, fresh)
-        row = Row(call.session, prompt, held, 0, 1, output)
-        asks.append(Ask(f"q{len(asks)}", row, output, call.t * slower, call.session))
+        output = output_tokens(call, shape)
+        source = block_row(call.session, 1, call, size, output, fresh)
+        asks.append(Ask(f"q{len(asks)}", source, output, call.t * slower, call.session))
     return Workload([[ask] for ask in asks], open_loop=True)
-
-
-def _global_prompt(call: BlockCall, size: int, output: int, fresh: _Fresh) -> tuple[Tokens, Tokens]:
-    """The prompt of a call, and what a slot holds after it."""
-    packed = _ids(call.blocks, size)[: _ID_BYTES * call.prompt_tokens]
-    prompt = Tokens(packed + fresh.ids(call.prompt_tokens - len(packed) // _ID_BYTES))
-    return prompt, prompt.grown(len(prompt), fresh.ids(output - 1))
-
-
-# ---------------------------------------------------------------- sessions
-
-
-def _session(number: int, calls: list[BlockCall], shape: Shape, fresh: _Fresh) -> list[Row]:
-    shared = int(shape.shared_head * calls[0].head_tokens) // CLAUDE_BLOCK_TOKENS  # blocks
-    rows = [_named(call.blocks, number, shared) for call in calls]
-    outputs = [max(1, min(call.output_tokens, shape.most_output)) for call in calls]
-    lengths = [shape.stretched(call.prompt_tokens) for call in calls]
-    prompts, held = _prompts(lengths, rows, outputs, shape.block_tokens, fresh)
-    made = []
-    first_user_end, turns = 0, 0
-    for k, call in enumerate(calls):
-        if not k or lcp(prompts[k - 1], prompts[k]) < first_user_end:
-            # It begins anew: the first call, or the one after a compaction.
-            first_user_end = _first_user_end(prompts, k, shape.stretched(call.head_tokens))
-            turns = 0
-        turns += 1
-        made.append(Row(f"s{number}", prompts[k], held[k], first_user_end, turns, outputs[k]))
-    return made
-
-
-def _first_user_end(prompts: list[Tokens], k: int, head: int) -> int:
-    """The first user turn reaches as far as the next call repeats the first, past the head."""
-    n = len(prompts[k])
-    repeated = lcp(prompts[k], prompts[k + 1]) if k + 1 < len(prompts) else n
-    return repeated if repeated > head else min(n, head + 1)
-
-
-def _named(blocks: list[int], number: int, shared: int) -> list[int]:
-    """Ids local to a session as numbers of the whole workload; below 32768 are the heads'."""
-    if max(blocks, default=0) >= _SESSION_BLOCKS:
-        raise ValueError(f"blocks: expected ids below {_SESSION_BLOCKS}, got {max(blocks)}")
-    base = (number + 1) * _SESSION_BLOCKS
-    return [b if i < shared and b == i + 1 else base + b for i, b in enumerate(blocks)]
-
-
-def _prompts(
-    lengths: list[int], rows: list[list[int]], outputs: list[int], size: int, fresh: _Fresh
-) -> tuple[list[Tokens], list[Tokens]]:
-    """Every call's prompt, and what a slot holds after it; from the last call to the first."""
-    prompts: list[Tokens] = [EMPTY] * len(lengths)
-    held: list[Tokens] = [EMPTY] * len(lengths)
-    for k, n in reversed(list(enumerate(lengths))):
-        full = n + outputs[k] - 1  # the last token is sampled and never fed back
-        goes_on = k + 1 < len(lengths) and rows[k + 1][: len(rows[k])] == rows[k]
-        if goes_on and len(prompts[k + 1]) >= n:
-            prompts[k] = prompts[k + 1].first(n)
-            held[k] = prompts[k + 1].first(full)
-        else:
-            packed = _ids(rows[k], size)[: _ID_BYTES * n]
-            prompts[k] = held[k] = Tokens(packed + fresh.ids(n - len(packed) // _ID_BYTES))
-        if len(held[k]) < full:
-            held[k] = held[k].grown(len(held[k]), fresh.ids(full - len(held[k])))
-    return prompts, held
-
-
-def _ids(blocks: Sequence[int], size: int) -> bytes:
-    """The token ids of blocks, packed."""
-    first = np.asarray(blocks, dtype="<u4")[:, None] * np.uint32(size)
-    return (first + np.arange(size, dtype="<u4")).tobytes()
-
-
-class _Fresh:
-    """Token ids that occur nowhere else."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-
-    def ids(self, count: int) -> bytes:
-        first, self._next = self._next, self._next + max(0, count)
-        return np.arange(first, self._next, dtype="<u4").tobytes()
 
 
 class _Guests:
     """Short one-shots with a common head: titles, tags, commit messages."""
 
-    def __init__(self, shape: Shape, rng: random.Random, fresh: _Fresh) -> None:
+    def __init__(self, shape: Shape, rng: random.Random, fresh: Fresh) -> None:
         self._shape, self._rng, self._fresh = shape, rng, fresh
-        self._head = fresh.ids(shape.guest_head)
+        self._head = fresh.take(shape.guest_head).packed()
         self._count = 0
 
     def one(self, client: str) -> Ask:
         shape = self._shape
-        prompt = Tokens(self._head + self._fresh.ids(self._rng.randint(*shape.guest_own)))
-        held = prompt.grown(len(prompt), self._fresh.ids(shape.guest_output - 1))
+        own = self._fresh.take(self._rng.randint(*shape.guest_own))
+        prompt = Tokens(self._head + own.packed())
+        held = prompt.grown(len(prompt), self._fresh.take(shape.guest_output - 1).packed())
         name = f"g{self._count}"
         self._count += 1
         row = Row(name, prompt, held, len(prompt), 1, shape.guest_output)

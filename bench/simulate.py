@@ -21,7 +21,7 @@ import yaml
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import arms, cost_model, sim_report, sim_workload, trace
+from bench import arms, cost_model, sim_report, sim_rows, sim_workload, trace
 from bench.block_trace import is_block_trace, knows_sessions
 from bench.command_line import count, mapping
 from bench.cost_model import CostModel
@@ -141,7 +141,7 @@ def _arms(names: Sequence[str], setup: Setup, params: Params) -> list[arms.Arm]:
 def _workloads(path: Path, setup: Setup, options: argparse.Namespace) -> Iterator[Workload]:
     """One for each seed; a trace at its recorded times is the same for all of them."""
     total = setup.sessions if options.once else None
-    shape = sim_workload.Shape(
+    shape = sim_rows.Shape(
         sessions=setup.sessions, total=total, calls=options.calls, stretch=options.stretch
     )
     if _is_open(path, options):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bench.floor.simulated import Cell
-
 
 class Named(NamedTuple):
     """``pinned``: slotwise's figures over the bare engine's with :data:`PINNED_SEEDS`; reuse in

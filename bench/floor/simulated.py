@@ -65,7 +65,7 @@ class Figures:
 def figures(run: Run) -> Figures:
     """What clients saw. Who gave up before a token came has waited for at least so long."""
     ttft = [_ttft_s(served) for served in run.served]
-    prompt = sum(len(served.ask.row.prompt) for served in run.served if served.begun >= 0)
+    prompt = sum(served.ask.prompt_tokens for served in run.served if served.begun >= 0)
     return Figures(
         reuse=sum(served.cached for served in run.served) / max(prompt, 1),
         ttft=fmean(ttft),
@@ -154,7 +154,7 @@ def _ask(turn: Turn, name: str, sessions: Mapping[int, str]) -> Ask:
     limit = body.get("max_tokens") or body.get("n_predict")
     return Ask(
         id=name,
-        row=_row(turn, sessions[id(turn)]),
+        source=_row(turn, sessions[id(turn)]),
         output=turn.output,
         pause_s=turn.pause_s,
         client="k",

@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from bench import arms, cost_model
-from bench.sim_workload import Recorded, Shape, Workload, closed_loop
+from bench.sim_rows import Shape
+from bench.sim_workload import Recorded, Workload, closed_loop
 from bench.simulation import Run
 from bench.simulation import simulate as simulated
 from policies.params import Params

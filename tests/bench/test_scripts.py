@@ -11,7 +11,8 @@ import pytest
 from bench import mooncake, scripts, steps
 from bench.block_trace import block_tokens, knows_sessions
 from bench.scripts import Wanted, of_calls, of_journal, read
-from bench.sim_workload import Recorded, Shape
+from bench.sim_rows import Shape
+from bench.sim_workload import Recorded
 from bench.steps import PLAIN_IDS, Chat, Ids, Script, Step, plain
 from bench.trace import Call, TraceError
 from policies.prefix import Tokens, lcp, pack

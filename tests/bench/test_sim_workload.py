@@ -8,7 +8,8 @@ import orjson
 import pytest
 
 from bench import block_trace
-from bench.sim_workload import Recorded, Shape, Workload, open_loop
+from bench.sim_rows import Shape
+from bench.sim_workload import Recorded, Workload, open_loop
 from bench.trace import TraceError
 from policies.prefix import lcp
 from tests.bench.sim_world import agents, call, run, workload, written
