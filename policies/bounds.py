@@ -17,13 +17,14 @@ from policies.cost import prefill_s, step_s
 from policies.params import Cost, Params
 from policies.types import Request, WaitingView
 
+_LINES = 1.5  # a wait for others' benefit is no longer than so many plain lines
 _OF_ALL = 0.75  # behind the bound there is time left to be served in
 
 
 def bound_s(given_s: float, waiting: WaitingView, params: Params) -> float:
     """A wait's bound for this request (s); ``given_s``: what the profile says."""
     own_s = prefill_s(params.cost, 0, len(waiting.request.tokens))
-    return min(most_s(given_s, waiting.request, params), waiting.line_s + own_s)
+    return min(most_s(given_s, waiting.request, params), _LINES * waiting.line_s + own_s)
 
 
 def most_s(given_s: float, request: Request, params: Params) -> float:
