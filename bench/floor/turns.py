@@ -119,7 +119,11 @@ def agent(
         said, pause_s = draw.filler(n), draw.pause_s(1 if k else 0.5)
         request = body(messages, True, tools=offered)
         yield Turn(lane, request, n, said, asks_tools=k + 1 < turns, pause_s=pause_s)
-        call = {"id": f"c{k}", "type": "function", "function": {"name": "tool_1"}}
+        call = {
+            "id": f"c{k}",
+            "type": "function",
+            "function": {"name": "tool_1", "arguments": "{}"},
+        }
         asked = message("assistant", said) | {"tool_calls": [call]}
         result = message("tool", draw.words(*grows)) | {"tool_call_id": f"c{k}"}
         messages += [asked, result]
