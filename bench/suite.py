@@ -26,6 +26,7 @@ import psutil
 from rich.console import Console
 
 from bench import client, engines, suite_mixed, suite_reality, suite_simulated, suite_slots
+from bench.floor import report as floor_report
 from bench.sender import ReplayError
 from bench.served import Bench
 
@@ -51,6 +52,7 @@ SUITE: Mapping[str, Entry] = {
     "alone": Entry("one recorded agent at a time, as many as slots", suite_mixed.alone),
     "collapse": Entry("when four slots lose what one slot keeps", suite_mixed.collapse),
     "claude-code": Entry("Claude Code sessions under load, simulated", suite_simulated.claude_code),
+    "floor": Entry("never worse than the engine alone: many workloads", floor_report.measure),
     "simulator": Entry("the simulator against the engine", suite_reality.reality),
 }
 
@@ -64,6 +66,7 @@ def add_parser(commands: Any) -> None:
     add("--quick", action="store_true", help="a part of the calls; for a look, not for a claim")
     add("--out", type=Path, metavar="DIR", help="where the files go (bench/results)")
     add("--binary", help="a llama-server binary in place of the embedded engine")
+    add("--ablate", action="store_true", help="floor: what each switch of the rules wins and costs")
     add("--list", action="store_true", help="say what there is and end")
 
 
@@ -74,6 +77,9 @@ def run(options: argparse.Namespace) -> int:
             print(f"{name:<12} {entry.what}")
         return 0
     names = options.only or list(SUITE)
+    if options.ablate and names != ["floor"]:
+        print("bench: --ablate goes with --only floor", file=sys.stderr)
+        return 2
     unknown = [name for name in names if name not in SUITE]
     if unknown:
         print(f"bench: {unknown[0]!r} is not one of {', '.join(SUITE)}", file=sys.stderr)
@@ -94,9 +100,11 @@ def run(options: argparse.Namespace) -> int:
 def _one(name: str, bench: Bench, options: argparse.Namespace) -> None:
     Console(stderr=True).print(f"{name}: {SUITE[name].what}", highlight=False)
     load, begun = os.getloadavg()[0], time.monotonic()
-    body = SUITE[name].measure(bench, options.quick)
+    measure = floor_report.ablate if options.ablate else SUITE[name].measure
+    body = measure(bench, options.quick)
     seconds = time.monotonic() - begun
-    words = ["slotwise", "bench", "--only", name, *(["--quick"] if options.quick else [])]
+    words = ["slotwise", "bench", "--only", name]
+    words += [f"--{said}" for said in ("ablate", "quick") if getattr(options, said)]
     if options.binary:
         words += ["--binary", Path(options.binary).name]
     what = SUITE[name].what
@@ -104,7 +112,8 @@ def _one(name: str, bench: Bench, options: argparse.Namespace) -> None:
     text = f"{head}{body}\n\n{_machine(load)} Took {seconds:.0f} s.\n"
     folder: Path = options.out or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}{'-quick' if options.quick else ''}.md"
+    more = [said for said in ("ablate", "quick") if getattr(options, said)]
+    path = folder / f"{'-'.join([name, *more])}.md"
     path.write_text(text, "utf-8")
     print(f"{text}\nwritten: {path}\n")
 

@@ -101,6 +101,11 @@ LAWS = (
         MEASURING | {"httpx"},
     ),
     Law(
+        ("bench/floor/engine.py",),
+        ("bench", "bench.*", *POLICIES, *PURE_MODULES),
+        MEASURING | {"httpx"},
+    ),
+    Law(
         ("bench/*.py", "bench/floor/*.py"),
         ("bench", "bench.*", *POLICIES, *PURE_MODULES),
         MEASURING,

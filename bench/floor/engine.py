@@ -23,6 +23,7 @@ from bench.floor.shapes import workload
 from bench.floor.simulated import Figures
 from bench.floor.turns import CHAT, INFILL, Lane, Turn, body, message
 from bench.report import percentile
+from bench.served import tiny_costs
 
 CTX_TOKENS = 32_768  # of each slot
 PACE_S = 0.05
@@ -67,7 +68,8 @@ def started(arm: str, place: Place) -> Iterator[Server]:
         model = replace(model, flags=("--kv-unified",), profile=(("kv_unified", True),))
     total = place.slots * CTX_TOKENS
     if arm == "slotwise":
-        with engines.slotwise(model, place.slots, total, place.ram_mib) as server:
+        policy = {"cost": tiny_costs()}
+        with engines.slotwise(model, place.slots, total, place.ram_mib, policy=policy) as server:
             yield server
         return
     flags = ("-c", str(total), "-np", str(place.slots), "--cache-ram", str(place.ram_mib))

@@ -1,0 +1,144 @@
+"""What ``slotwise bench --only floor`` writes: the table, in virtual time and on the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench import arms
+from bench.arms import SLOTWISE
+from bench.floor import engine, table
+from bench.floor.named import NAMED
+from bench.floor.shapes import workload
+from bench.floor.simulated import BARE, Cell, Figures
+from bench.floor.table import RULE, UNFELT_S, Result
+from bench.report import markdown_table
+from bench.served import Bench
+from policies.params import Params
+
+_SEEDS, _QUICK_SEEDS = 16, 2
+_ABLATED_SEEDS = 4
+_ON_ENGINE = (
+    *("preambles", "preambles_streamed", "satellites", "retrieval", "batch", "chat_alone"),
+    *("chat_ui", "agent_with_classifiers", "retries", "retries_streamed", "regenerate"),
+    *("growing", "tools_in_turn", "strangers"),
+)
+_PLACES = (engine.Place(4, "none"), engine.Place(4, "large"), engine.Place(4, "none", True))
+
+
+def measure(bench: Bench, quick: bool) -> str:
+    """The body of ``floor.md``."""
+    seeds = range(1, 1 + (_QUICK_SEEDS if quick else _SEEDS))
+    cells = table.cells(slots=(4,), rams=("none",)) if quick else table.cells()
+    results = list(table.run(cells, seeds))
+    off = [one for one in results if one.breaches()]
+    rule = (
+        f"The rule: reuse at least the bare engine's less {100 * RULE.reuse:.0f} point, mean and "
+        f"p95 time to first token at most {RULE.ttft} times, the longest wait {RULE.longest} "
+        f"times, the wall time {RULE.wall} times. Less than {1000 * UNFELT_S:.0f} ms is no "
+        "difference. A whole answer comes at its end; who gives up has waited until then."
+    )
+    parts = [
+        "What clients of many sorts send, generated from seeds: the bare engine (llama.cpp as it "
+        "is started by default) beside slotwise, both with the same slots and RAM cache.",
+        rule,
+        "## In virtual time",
+        f"Means over {len(seeds)} seeds on the costs of a 125B model on GB10 and of the tiny "
+        "model; the RAM cache holds nothing, a third of what lives, or four times as much. What a "
+        "request takes outside the engine's loop (HTTP, template, tokenizing) is left out: "
+        "`bench/results/overhead.md` has it. A figure is the bare engine's, and behind it "
+        "slotwise's (reuse) or how many times as much slotwise took; `of seeds`: the lowest and "
+        "the highest ratio of the time to first token.",
+        f"{len(results) - len(off)} of {len(results)} cells hold.",
+        markdown_table(table.rows(results, _verdict)),
+        "## On the engine",
+        "The tiny model (random weights) with four slots, one seed, two cores shared by clients, "
+        f"proxy and engine; times less {1000 * engine.PROXY_S:.1f} ms a call, which is what "
+        "slotwise adds to a short one. `pool`: a unified KV pool. Every text that is new is "
+        "tokenized twice on these cores, here and in the engine.",
+        markdown_table(_on_engine(bench, quick)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _verdict(result: Result) -> str:
+    found = result.breaches()
+    if not found:
+        return "holds"
+    named = NAMED.get(result.cell)
+    return f"{', '.join(found)}: {named.why if named else 'not named'}"
+
+
+def _on_engine(bench: Bench, quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    places = _PLACES[:1] if quick else _PLACES
+    shapes = _ON_ENGINE[:2] if quick else _ON_ENGINE
+    with bench.progress() as progress:
+        task = progress.add_task("on the engine", total=len(places) * len(shapes))
+        for place in places:
+            for shape in shapes:
+                bare = engine.measure(shape, 1, place, BARE)
+                own = engine.measure(shape, 1, place, SLOTWISE)
+                own = engine.less_proxy(own, workload(shape, 1, engine.PACE_S))
+                result = Result(Cell(shape, place.slots, str(place), ""), _runs(bare, own))
+                row = table.rows([result], lambda one: ", ".join(one.breaches()) or "holds")[0]
+                del row["of seeds"]
+                rows.append(row)
+                progress.advance(task)
+    return rows
+
+
+def _runs(bare: Figures, own: Figures) -> dict[str, Sequence[Figures]]:
+    return {BARE: [bare], SLOTWISE: [own]}
+
+
+def ablate(_bench: Bench, quick: bool) -> str:
+    """The body of ``floor-ablate.md``: what each switch of the rules wins and costs."""
+    names = [name for name, _ in arms.switched(Params())]
+    cells = table.cells(slots=(2, 4)) if not quick else table.cells(slots=(4,), rams=("none",))
+    seeds = range(1, 1 + (1 if quick else _ABLATED_SEEDS))
+    results = list(table.run(cells, seeds, (BARE, SLOTWISE, *names)))
+    summary = [_switch(name, results) for name in names]
+    parts = [
+        f"slotwise with each switch of the rules the other way, on {len(cells)} cells, means over "
+        f"{len(seeds)} seeds. TTFT and reuse: the mean over cells of the change by the switch; "
+        "above 1, and below 0, the rule as it is wins.",
+        markdown_table(summary),
+        "## Cell by cell",
+        "The time to first token with the switch the other way, over that with the rules as they "
+        "are, where it differs by a twentieth or more.",
+        markdown_table(_by_cell(names, results)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _switch(name: str, results: Sequence[Result]) -> dict[str, Any]:
+    own = [one.mean(SLOTWISE) for one in results]
+    other = [one.mean(name) for one in results]
+    ttft = [table.ratio(a.ttft, b.ttft) for a, b in zip(own, other, strict=True)]
+    reuse = [b.reuse - a.reuse for a, b in zip(own, other, strict=True)]
+    mends = [bool(one.breaches() and not one.breaches(name)) for one in results]
+    breaks = [bool(not one.breaches() and one.breaches(name)) for one in results]
+    return {
+        "switch": name.removeprefix(SLOTWISE),
+        "TTFT": f"x{sum(ttft) / len(ttft):.3f}",
+        "reuse": f"{sum(reuse) / len(reuse):+.4f}",
+        "worst cell": f"x{max(ttft):.2f}",
+        "best cell": f"x{min(ttft):.2f}",
+        "cells it breaks": sum(breaks),
+        "cells it mends": sum(mends),
+    }
+
+
+def _by_cell(names: Sequence[str], results: Sequence[Result]) -> list[dict[str, Any]]:
+    rows = []
+    for one in results:
+        own = one.mean(SLOTWISE)
+        changes = []
+        for name in names:
+            times = table.ratio(own.ttft, one.mean(name).ttft)
+            if abs(times - 1) >= 0.05:
+                changes.append(f"{name.removeprefix(SLOTWISE)} x{times:.2f}")
+        if changes:
+            rows.append({"cell": str(one.cell), "switches": ", ".join(changes)})
+    return rows
