@@ -79,11 +79,15 @@ def started(arm: str, place: Place) -> Iterator[Server]:
 
 def measure(shape: str, seed: int, place: Place, arm: str) -> Figures:
     """One shape, served once; raises ``RuntimeError`` where a request was refused."""
-    lanes = workload(shape, seed, PACE_S)
+    return served(workload(shape, seed, PACE_S), place, arm)
+
+
+def served(lanes: Sequence[Lane], place: Place, arm: str) -> Figures:
+    """The same for any lanes."""
     with started(arm, place) as server:
         seen, wall_s = asyncio.run(_play(lanes, server.url))
     if seen.refused:
-        raise RuntimeError(f"{shape}, {arm}: {seen.refused[0]}")
+        raise RuntimeError(f"{arm} refused: {seen.refused[0]}")
     return Figures(
         seen.cached / max(seen.prompt, 1),
         fmean(seen.ttft_s),

@@ -41,7 +41,7 @@ _KEPT = (
     "request in twenty waits for longer; keep.enabled: false mends it, and loses under load"
 )
 _LINE = (
-    "warm contexts go first, for one and a half plain lines at most: mean and wall time fall by it, "
+    "warm contexts go first, for one and a half plain lines at most: mean and wall time fall, and "
     "one request in twenty waits for longer; order.enabled: false mends most of it, and loses "
     "under load"
 )

@@ -1,0 +1,98 @@
+"""The floor: what holds, the cells that do not, and the worst that was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import suite
+from bench.arms import SLOTWISE
+from bench.floor import search, table
+from bench.floor.named import NAMED, PINNED_SEEDS, Named
+from bench.floor.search import LEAST_REQUESTS, Case, Found
+from bench.floor.simulated import BARE, Cell, Figures, run_cell
+from bench.floor.table import Result, breaches
+from bench.floor.worst import WORST, Worst
+from launcher import cli
+
+QUICK = table.cells(slots=(4,), rams=("none",))
+
+
+def result(cell: Cell, seeds: range) -> Result:
+    by_seed = [run_cell(cell, seed) for seed in seeds]
+    return Result(cell, {arm: [runs[arm] for runs in by_seed] for arm in (BARE, SLOTWISE)})
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        (Figures(0.50, 1.0, 2.0, 4.0, 10.0), []),
+        (Figures(0.491, 1.1, 2.2, 6.0, 10.5), []),
+        (Figures(0.489, 1.0, 2.0, 4.0, 10.0), ["reuse -0.011"]),
+        (Figures(0.50, 1.11, 2.0, 4.0, 10.0), ["ttft 1.11"]),
+        (Figures(0.50, 1.0, 2.21, 6.01, 10.0), ["p95 1.10", "longest 1.50"]),
+        (Figures(0.50, 1.0, 2.0, 4.0, 10.51), ["wall 1.05"]),
+    ],
+)
+def test_the_rule(own: Figures, found: list[str]) -> None:
+    assert breaches(Figures(0.50, 1.0, 2.0, 4.0, 10.0), own) == found
+
+
+def test_a_few_milliseconds_are_no_difference() -> None:
+    assert breaches(Figures(1, 0.002, 0.002, 0.002, 1), Figures(1, 0.0069, 0.0069, 0.0069, 1)) == []
+
+
+@pytest.mark.parametrize("cell", QUICK, ids=str)
+def test_slotwise_is_not_behind_the_bare_engine(cell: Cell) -> None:
+    """Two seeds of each shape: looser than the rule, which speaks of sixteen."""
+    one = result(cell, range(1, 3))
+    bare, own = one.mean(BARE), one.mean(SLOTWISE)
+    assert own.reuse >= bare.reuse - 0.03
+    assert own.ttft <= 1.3 * bare.ttft + table.UNFELT_S
+
+
+@pytest.mark.parametrize(("cell", "named"), NAMED.items(), ids=lambda one: str(one)[:40])
+def test_a_named_cell_is_no_further_off_than_it_was(cell: Cell, named: Named) -> None:
+    one = result(cell, PINNED_SEEDS)
+    bare, own = one.mean(BARE), one.mean(SLOTWISE)
+    assert own.reuse - bare.reuse == pytest.approx(named.pinned.reuse, abs=0.0006)
+    for name in ("ttft", "p95", "longest"):
+        times = getattr(own, name) / getattr(bare, name)
+        assert times == pytest.approx(getattr(named.pinned, name), abs=0.006), name
+
+
+def test_one_cell_in_twenty_is_named_at_most() -> None:
+    assert 20 * len(NAMED) <= len(table.cells())
+    assert set(NAMED) <= set(table.cells())
+
+
+@pytest.mark.parametrize("worst", WORST, ids=lambda one: str(one.case))
+def test_the_worst_that_was_found_is_no_worse(worst: Worst) -> None:
+    found = search.tried(worst.case)
+    assert found.ttft <= worst.ttft + 0.02
+    assert found.behind <= worst.behind + 0.005
+
+
+def test_a_find_is_made_smaller_while_there_is_time() -> None:
+    """In the time there is; what does not lose at all is no find."""
+    case = Case((("preambles", 1),), 4, "none", "gb10")
+    found = search.tried(case)
+    lost = Found(case, found.requests, found.bare, found.bare)
+    small = search.shrunk(lost, until=0.0)
+    assert small is lost, "no time left: it stays as it was"
+    assert found.requests >= LEAST_REQUESTS
+    assert found.loss < 1
+
+
+def test_ablate_goes_with_the_floor_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "floor" in suite.SUITE
+    assert cli.main(["bench", "--only", "titles", "--ablate"]) == 2
+    assert "--ablate goes with --only floor" in capsys.readouterr().err
+
+
+def test_a_search_says_what_it_expects(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        search.main(["--minutes", "soon"])
+    assert stopped.value.code == 2
+    assert "0.01 to 600 minutes" in capsys.readouterr().err
