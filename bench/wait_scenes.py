@@ -159,7 +159,7 @@ def _a_newcomer_among_agents() -> list[list[Ask]]:
 
 def _a_side_job_among_prompts() -> list[list[Ask]]:
     prompts = [single("ann", 6000, 50, 5.0 * k) for k in range(60)]
-    return [*prompts, single("side", 300, 20, 20.0, kind=SIDE_JOB)]
+    return [*prompts, single("side", 300, 20, 120.0, kind=SIDE_JOB)]
 
 
 def _a_newcomer_among_owners() -> list[list[Ask]]:

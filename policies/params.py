@@ -160,7 +160,7 @@ class Cold:
 class Queue:
     """Bounds: every wait ends."""
 
-    max_running: int = _knob(0, "requests", 0, 256, "0: all slots; 2 while not all stays warm")
+    max_running: int = _knob(0, "requests", 0, 256, "0: all slots; fewer while not all stays warm")
     max_waiting: int = _knob(256, "requests", 1, 100_000, "beyond it 503")
     max_waiting_per_key: int = _knob(64, "requests", 1, 100_000, "beyond it 429")
     bound_reads: float = _knob(10, "reads", 0, 1000, "of a prompt; shorter bounds are that long")
