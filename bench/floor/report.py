@@ -23,7 +23,12 @@ _ON_ENGINE = (
     *("chat_ui", "agent_with_classifiers", "retries", "retries_streamed", "regenerate"),
     *("growing", "tools_in_turn", "strangers"),
 )
-_PLACES = (engine.Place(4, "none"), engine.Place(4, "large"), engine.Place(4, "none", True))
+_ELSEWHERE = ("preambles", "retrieval", "chat_ui")
+_PLACES = {
+    engine.Place(4, "none"): _ON_ENGINE,
+    engine.Place(4, "large"): _ELSEWHERE,
+    engine.Place(4, "none", True): _ELSEWHERE,
+}
 
 
 def measure(bench: Bench, quick: bool) -> str:
@@ -70,21 +75,17 @@ def _verdict(result: Result) -> str:
 
 
 def _on_engine(bench: Bench, quick: bool) -> list[dict[str, Any]]:
+    wanted = [(place, shape) for place, shapes in _PLACES.items() for shape in shapes]
     rows = []
-    places = _PLACES[:1] if quick else _PLACES
-    shapes = _ON_ENGINE[:2] if quick else _ON_ENGINE
     with bench.progress() as progress:
-        task = progress.add_task("on the engine", total=len(places) * len(shapes))
-        for place in places:
-            for shape in shapes:
-                bare = engine.measure(shape, 1, place, BARE)
-                own = engine.measure(shape, 1, place, SLOTWISE)
-                own = engine.less_proxy(own, workload(shape, 1, engine.PACE_S))
-                result = Result(Cell(shape, place.slots, str(place), ""), _runs(bare, own))
-                row = table.rows([result], lambda one: ", ".join(one.breaches()) or "holds")[0]
-                del row["of seeds"]
-                rows.append(row)
-                progress.advance(task)
+        for place, shape in progress.track(wanted[:2] if quick else wanted):
+            bare = engine.measure(shape, 1, place, BARE)
+            own = engine.measure(shape, 1, place, SLOTWISE)
+            own = engine.less_proxy(own, workload(shape, 1, engine.PACE_S))
+            result = Result(Cell(shape, place.slots, str(place), ""), _runs(bare, own))
+            row = table.rows([result], lambda one: ", ".join(one.breaches()) or "holds")[0]
+            del row["of seeds"]
+            rows.append(row)
     return rows
 
 

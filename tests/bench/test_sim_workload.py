@@ -132,3 +132,16 @@ def test_stretched_prompts_repeat_as_much_of_each_other(tmp_path: Path) -> None:
     first, second = Recorded(path, Shape(stretch=1.5)).asks(0)
     assert (len(first.row.prompt), len(second.row.prompt)) == (960, 1728)
     assert lcp(first.row.prompt, second.row.prompt) == 8 * 96
+
+
+def test_a_row_is_made_anew_and_the_same_each_time(tmp_path: Path) -> None:
+    """What is kept of a session is a few long rows, not every prompt."""
+    recorded = Recorded(agents(tmp_path, count=2, turns=8), Shape())
+    asks = recorded.asks(0)
+    for ask in asks:
+        first, again = ask.row, ask.row
+        assert first == again
+        assert first is not again
+        assert ask.prompt_tokens == len(first.prompt)
+    kept = {id(ask.source.trunk) for ask in asks}  # type: ignore[attr-defined]
+    assert len(kept) == 1

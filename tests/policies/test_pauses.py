@@ -56,3 +56,16 @@ def test_who_was_asked_to_run_tools_comes_back_more_surely_after_one_turn_too() 
 def test_nobody_comes_back_after_the_expiry() -> None:
     assert chance_of_return(9, KNOBS.expire_s, True, PAUSES, KNOBS) == 0
     assert chance_of_return_soon(9, KNOBS.expire_s, True, PAUSES, KNOBS) == 0
+
+
+def test_where_nobody_ever_came_back_a_single_turn_is_worth_little() -> None:
+    pauses = Pauses.first(KNOBS)
+    assert pauses.first_odds == 1
+    for _ in range(40):
+        pauses = pauses.came(again=False)
+    assert pauses.first_odds < 0.2
+    assert chance_of_return(1, 0, False, pauses, KNOBS) < 0.2
+    assert chance_of_return(2, 0, False, pauses, KNOBS) == pytest.approx(0.8)
+    for _ in range(20):
+        pauses = pauses.came(again=True)
+    assert pauses.first_odds > 0.5
