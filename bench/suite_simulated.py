@@ -8,15 +8,17 @@ from bench import simulate
 from bench.report import markdown_table
 from bench.served import Bench
 
+_TRACE, _HEAVIER = "claude_code.blocks", "claude_code_300.blocks"
 _GRID = "4/4/90k,8/8/90k,8/4/90k,16/8/350k"
+_HEAVY_GRID = "8/4/90k,16/8/350k"
 _ARMS = "llama.cpp,llama.cpp-no-idle-slots,session-pin,slotwise,optimum"
 _SHOWN = ("TTFT s", "p95 s", "guest TTFT s", "session min", "reuse", "longest wait s")
 _SHOWN_RATIOS = ("TTFT s/base", "guest TTFT s/base", "session min/base")
 
 
-def _table(*more: str, seeds: int) -> str:
+def _table(*more: str, seeds: int, name: str = _TRACE, grid: str = _GRID) -> str:
     """One run of the simulator: its command, and the columns that matter of its table."""
-    words = ["claude_code.blocks", "--grid", _GRID, "--arms", _ARMS, "--seeds", str(seeds), *more]
+    words = [name, "--grid", grid, "--arms", _ARMS, "--seeds", str(seeds), *more]
     shown = [
         {"sessions/slots/park": row["setup"], "arm": row["arm"]}
         | {name: row[name] for name in (*_SHOWN, *_SHOWN_RATIOS)}
@@ -46,8 +48,11 @@ def claude_code(bench: Bench, quick: bool) -> str:
         "this trace load the engine less; with prompts 1.5 times as long they come near to that.",
         _table(*parallel, "--stretch", "1.5", seeds=seeds),
         "## A 125B model on GB10",
-        "Two requests run at a time (the default): beside another one each takes as long as both "
-        "in turn.",
+        "As many requests run at a time as by default: beside another one each takes as long as "
+        "both in turn.",
         _table("--cost", "gb10", seeds=min(seeds, 3)),
+        "## 300 heavier sessions",
+        "Sessions of the same source that nothing was tuned on, in one random order.",
+        _table(*parallel, seeds=1, name=_HEAVIER, grid="8/4/90k" if quick else _HEAVY_GRID),
     )
     return "\n\n".join(parts)
