@@ -9,7 +9,8 @@ the extended form a line also names its ``session_id`` and the client's ``delay`
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +35,7 @@ class BlockCall:
     think_s: float  # the client's delay before it
     prompt_tokens: int
     output_tokens: int
-    blocks: list[int]
+    blocks: Sequence[int]
     head_tokens: int  # tools and system text; 0: not known
     tool_calls: bool = False  # the answer asked for tools
 
@@ -104,7 +105,7 @@ def _claude(record: dict[str, Any], _number: int, heads: dict[tuple[str, str], i
         think_s=max(0.0, record["think_time"]),
         prompt_tokens=record["in"],
         output_tokens=record["out"],
-        blocks=expand(record["blocks"]),
+        blocks=array("I", expand(record["blocks"])),
         head_tokens=heads.get(who, 0),
         tool_calls=record.get("stop") == "tool_use",
     )
@@ -118,7 +119,7 @@ def _mooncake(record: dict[str, Any], number: int, _heads: object) -> BlockCall:
         think_s=max(0, record.get("delay", 0)) / 1000,
         prompt_tokens=record["input_length"],
         output_tokens=record["output_length"],
-        blocks=record["hash_ids"],
+        blocks=array("Q", record["hash_ids"]),
         head_tokens=0,
     )
 

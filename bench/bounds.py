@@ -18,6 +18,7 @@ An engine always evaluates at least one token of a prompt: a prompt of n tokens 
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -125,9 +126,9 @@ def park(rows: Sequence[Row], capacity_tokens: int) -> int:
     return found
 
 
-def _chain(row: Tokens) -> list[int]:
+def _chain(row: Tokens) -> array[int]:
     """For every whole block of a row a digest of all up to its end."""
-    return [hash(pair) for pair in _blocks(row) if len(pair[1]) == _BLOCK_BYTES]
+    return array("q", [hash(pair) for pair in _blocks(row) if len(pair[1]) == _BLOCK_BYTES])
 
 
 class _Belady:

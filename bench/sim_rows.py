@@ -6,7 +6,6 @@ rows, which are kept; a call of a trace whose blocks mean the same everywhere is
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -104,7 +103,7 @@ class Blocks:
     turns: int
     prompt_tokens: int
     output: int
-    blocks: array[int]
+    blocks: Sequence[int]
     size: int  # tokens of a block
     rest: Span  # of the prompt
     tail: Span  # of the answer
@@ -122,7 +121,7 @@ def block_row(
     n = call.prompt_tokens
     rest = fresh.take(n - min(n, len(call.blocks) * size))
     tail = fresh.take(output - 1)
-    return Blocks(session, turns, n, output, array("L", call.blocks), size, rest, tail)
+    return Blocks(session, turns, n, output, call.blocks, size, rest, tail)
 
 
 def session_rows(
@@ -173,7 +172,7 @@ def _first_user_end(prompts: _Prompts, k: int, head: int) -> int:
     return repeated if repeated > head else min(n, head + 1)
 
 
-def _named(blocks: list[int], number: int, shared: int) -> list[int]:
+def _named(blocks: Sequence[int], number: int, shared: int) -> list[int]:
     """Ids local to a session as numbers of the whole workload; below 32768 are the heads'."""
     if max(blocks, default=0) >= _SESSION_BLOCKS:
         raise ValueError(f"blocks: expected ids below {_SESSION_BLOCKS}, got {max(blocks)}")
