@@ -10,14 +10,14 @@ from bench.arms import SLOTWISE
 from bench.floor import engine, table
 from bench.floor.named import NAMED
 from bench.floor.shapes import workload
-from bench.floor.simulated import BARE, Cell, Figures
+from bench.floor.simulated import BARE, RAM, Cell, Figures
 from bench.floor.table import RULE, UNFELT_S, Result
 from bench.report import markdown_table
 from bench.served import Bench
 from policies.params import Params
 
 _SEEDS, _QUICK_SEEDS = 16, 2
-_ABLATED_SEEDS = 4
+_ABLATED_SEEDS = 2
 _ON_ENGINE = (
     *("preambles", "preambles_streamed", "satellites", "retrieval", "batch", "chat_alone"),
     *("chat_ui", "agent_with_classifiers", "retries", "retries_streamed", "regenerate"),
@@ -96,7 +96,7 @@ def _runs(bare: Figures, own: Figures) -> dict[str, Sequence[Figures]]:
 def ablate(_bench: Bench, quick: bool) -> str:
     """The body of ``floor-ablate.md``: what each switch of the rules wins and costs."""
     names = [name for name, _ in arms.switched(Params())]
-    cells = table.cells(slots=(2, 4)) if not quick else table.cells(slots=(4,), rams=("none",))
+    cells = table.cells(slots=(4,), rams=("none",) if quick else RAM)
     seeds = range(1, 1 + (1 if quick else _ABLATED_SEEDS))
     results = list(table.run(cells, seeds, (BARE, SLOTWISE, *names)))
     summary = [_switch(name, results) for name in names]
