@@ -80,7 +80,7 @@ def test_the_causes_of_recorded_calls_add_up_and_none_is_the_engines(
 
 def test_a_clock_in_the_system_text(start_engine: StartEngine, tiny_gguf: Path) -> None:
     """Open WebUI with a prompt of the kind people write."""
-    engine = start_engine("-np", "2", "-c", "16384", *FLAGS)
+    engine = start_engine("-np", "1", "-c", "16384", *FLAGS)
 
     def asked(said: Talk, minute: int = 42) -> Wire:
         rules = words("rules", 100)
@@ -98,7 +98,7 @@ def test_a_clock_in_the_system_text(start_engine: StartEngine, tiny_gguf: Path) 
 
 
 def test_tools_in_another_order(start_engine: StartEngine, tiny_gguf: Path) -> None:
-    engine = start_engine("-np", "2", "-c", "16384", *FLAGS)
+    engine = start_engine("-np", "1", "-c", "16384", *FLAGS)
     with accounted(engine, tiny_gguf) as proxy:
         first = shapes.opencode(talk(words("task", 100)))
         other = (OPENCODE_TOOLS[1], OPENCODE_TOOLS[0], *OPENCODE_TOOLS[2:])
@@ -217,7 +217,7 @@ def test_another_text_of_the_template(
 ) -> None:
     """A client that asks for more thinking changes the template's own system text."""
     model = retemplated(tiny_gguf, EFFORT, tmp_path / "effort.gguf")
-    engine = start_engine("-np", "2", "-c", "16384", *FLAGS, *with_model(model))
+    engine = start_engine("-np", "1", "-c", "16384", *FLAGS, *with_model(model))
 
     def asked(said: Talk, effort: str = "high") -> Wire:
         headers, body, path = shapes.open_webui(said, chat="c-1")
