@@ -1,20 +1,22 @@
 """The rows of recorded calls: token ids that follow from blocks, made when they are asked for.
 
 Prompts of thousands of long calls do not fit in memory. A session's are beginnings of a few long
-rows, which are kept; a call of a trace whose blocks mean the same everywhere is kept as its blocks.
+rows, which are kept as blocks, as is a call of a trace whose blocks mean the same everywhere.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from bench.block_trace import CLAUDE_BLOCK_TOKENS, BlockCall
 from bench.rows import Row
-from policies.prefix import EMPTY, Tokens, lcp
+from policies.prefix import Tokens, lcp
 
 _SESSION_BLOCKS = 32768  # numbers of one session's own blocks
 _ID_BYTES = 4
@@ -73,13 +75,30 @@ class Fresh:
         return span
 
 
+@dataclass(frozen=True, eq=False)
+class Trunk:
+    """A long row as its blocks; a fresh span behind them."""
+
+    blocks: Sequence[int]
+    size: int  # tokens of a block
+    length: int  # tokens
+    rest: Span
+
+
+@lru_cache(maxsize=64)
+def _made(trunk: Trunk) -> Tokens:
+    """Its tokens: of the sessions that live, they are made once."""
+    packed = _ids(trunk.blocks, trunk.size)[: _ID_BYTES * trunk.length]
+    return Tokens(packed + trunk.rest.packed())
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """A call of a session: the beginning of a long row. Its answer goes on in that row as far as
     ``held`` tokens, and then in ids of nobody's."""
 
     session: str
-    trunk: Tokens
+    trunk: Trunk
     prompt_tokens: int
     held: int
     tail: Span
@@ -88,7 +107,7 @@ class Beginning:
     output: int
 
     def row(self) -> Row:
-        full = self.trunk.first(self.held)
+        full = _made(self.trunk).first(self.held)
         if self.tail.length:
             full = full.grown(len(full), self.tail.packed())
         prompt = full.first(self.prompt_tokens)
@@ -162,7 +181,7 @@ class _Prompts:
         return len(self._lengths)
 
     def __getitem__(self, k: int) -> Tokens:
-        return self._cuts[k].trunk.first(self._lengths[k])
+        return _made(self._cuts[k].trunk).first(self._lengths[k])
 
 
 def _first_user_end(prompts: _Prompts, k: int, head: int) -> int:
@@ -183,7 +202,7 @@ def _named(blocks: Sequence[int], number: int, shared: int) -> list[int]:
 class _Cut(NamedTuple):
     """Where a call's row is to be had: the beginning of a trunk, and fresh ids behind."""
 
-    trunk: Tokens
+    trunk: Trunk
     held: int  # tokens of it that prompt and answer repeat
     tail: Span
 
@@ -192,7 +211,7 @@ def _cuts(
     lengths: list[int], rows: list[list[int]], outputs: list[int], size: int, fresh: Fresh
 ) -> list[_Cut]:
     """Of every call; from the last call to the first."""
-    nothing = _Cut(EMPTY, 0, Span(0, 0))
+    nothing = _Cut(Trunk(array("Q"), size, 0, Span(0, 0)), 0, Span(0, 0))
     cuts = [nothing] * len(lengths)
     for k, n in reversed(list(enumerate(lengths))):
         full = n + outputs[k] - 1  # the last token is sampled and never fed back
@@ -200,9 +219,8 @@ def _cuts(
         if goes_on and lengths[k + 1] >= n:
             trunk, held = cuts[k + 1].trunk, min(full, lengths[k + 1])
         else:
-            packed = _ids(rows[k], size)[: _ID_BYTES * n]
-            trunk = Tokens(packed + fresh.take(n - len(packed) // _ID_BYTES).packed())
-            held = n
+            rest = fresh.take(n - min(n, len(rows[k]) * size))
+            trunk, held = Trunk(array("Q", rows[k]), size, n, rest), n
         cuts[k] = _Cut(trunk, held, fresh.take(full - held))
     return cuts
 
