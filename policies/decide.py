@@ -69,6 +69,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
 
 
 _LOOK_AGAIN_S = 0.1
+_SAME_HEAD = 12  # tokens: a template's own and the first words
 _HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SESSION}
 
 
@@ -86,10 +87,11 @@ def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
 
 
 def _begins_anew(case: Case, home: int) -> bool:
-    """Whether its session owns that slot, and next to nothing there serves it: a clock in the head,
-    or tools that come and go. What it held may be over or wanted again, so it is placed by cost."""
+    """Whether its session owns that slot, and not even the head is the same, as where tools come and
+    go before it. What the slot holds may well be wanted again, so it is placed by cost. Behind a
+    clock in the system text or tools in another order nothing is."""
     match = case.waiting.matches[home]
-    return match.kind == "session" and 2 * match.lcp < case.view.slots[home].view_len
+    return match.kind == "session" and match.lcp < _SAME_HEAD
 
 
 def _at_home(case: Case, home: int) -> Verdict | None:

@@ -41,8 +41,9 @@ def at_a_busy_home() -> list[Step]:
 
 def with_a_changed_head() -> list[Step]:
     """The same session, another system text."""
-    other = turn("b", "y", 5200, 2, session="x")
-    return [*served(0, turn("a", "x", 5000)), (1, other)]
+    other = arrived("b", text(("x", 50), ("y", 5150)), 1000, 2)
+    in_session = RequestArrived(replace(other.request, session="x"))
+    return [*served(0, turn("a", "x", 5000)), (1, in_session)]
 
 
 def with_an_edited_history() -> list[Step]:
