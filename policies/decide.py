@@ -121,7 +121,8 @@ def _at_home(case: Case, home: int) -> Verdict | None:
     if case.waited_s >= patience_s:
         if elsewhere_s < slot.run_left_s + home_s:
             return None
-        until_s = case.waited_s + max(patience_s, _LOOK_AGAIN_S)  # the end is an estimate
+        # The end is an estimate: looked at again, the later the longer it has taken.
+        until_s = case.waited_s + max(patience_s, case.waited_s / 4, _LOOK_AGAIN_S)
     until_s = min(until_s, longest_s)
     return Hold(
         Reason.HOME_BUSY,
