@@ -24,14 +24,18 @@ _OF_ALL = 0.75  # behind the bound there is time left to be served in
 def bound_s(given_s: float, waiting: WaitingView, params: Params) -> float:
     """A wait's bound for this request (s); ``given_s``: what the profile says."""
     own_s = prefill_s(params.cost, 0, len(waiting.request.tokens))
-    return min(most_s(given_s, waiting.request, params), _LINES * waiting.line_s + own_s)
+    long_s = _most_s(given_s, own_s, waiting.request, params)
+    return min(long_s, _LINES * waiting.line_s + own_s)
 
 
 def most_s(given_s: float, request: Request, params: Params) -> float:
     """The bound where the line is long (s)."""
+    return _most_s(given_s, prefill_s(params.cost, 0, len(request.tokens)), request, params)
+
+
+def _most_s(given_s: float, own_s: float, request: Request, params: Params) -> float:
     queue = params.queue
     whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
-    own_s = prefill_s(params.cost, 0, len(request.tokens))
     return max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
 
 

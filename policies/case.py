@@ -22,8 +22,6 @@ from policies.pauses import Pauses
 from policies.types import Parked, Request, SlotId, SlotView, WaitingView
 
 _BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
-
-
 _WANTED_AGAIN = 0.5  # chance that what a session left in a slot is not over, where its head changed
 
 

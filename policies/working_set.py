@@ -18,6 +18,7 @@ from policies.params import Params
 from policies.pauses import Pauses
 from policies.types import WaitingView
 
+_SCARCE = 0.6  # of what stays warm: from there on it matters who goes first
 _FEW = 2  # requests: one is read while another generates
 _COUNTED_TURNS = 2  # a single call that was answered is no conversation yet
 
@@ -48,8 +49,8 @@ class WorkingSet(NamedTuple):
 
     @property
     def scarce(self) -> bool:
-        """Whether more lives than stays warm."""
-        return self.wanted > 1
+        """Whether so much lives that it matters who goes first."""
+        return self.wanted > _SCARCE
 
     @classmethod
     def of(

@@ -27,7 +27,6 @@ from proxy.placement import UNPINNED, story
 from proxy.running import Engine, Running
 from proxy.waiter import Waiter
 
-_SCARCE = 0.6  # of what stays warm: from there on it matters who goes first
 _RETRY_AFTER_TIMEOUT_S = 30
 
 
@@ -50,8 +49,7 @@ class Deciding:
         profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
         view = profile.view(now, working_set)
         epoch, parks = profile.epoch, profile.parks()
-        scarce = working_set.wanted > _SCARCE
-        profile.line = self._line_up(profile, view.slots, epoch, parks, scarce, now)
+        profile.line = self._line_up(profile, view.slots, epoch, parks, working_set.scarce, now)
         max_running = profile.most_running(working_set)
         stale = False
         for waiter in profile.line:
@@ -95,9 +93,9 @@ class Deciding:
         waiters = list(profile.waiters.values())
         for waiter in waiters:
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
-        overdue = profile.weigh(now)
         if len(waiters) == 1:
             return waiters  # nobody stands before or behind it
+        overdue = profile.weigh(now)
         ranked = []
         for waiter in waiters:
             view = waiter.view
