@@ -41,14 +41,21 @@ class Arm:
     make: Callable[[], Chooser]
 
 
+def slotwise_setup(slots: int, park_tokens: int = 0) -> EngineSetup:
+    """An engine as slotwise starts and asks it: idle slots are left alone, batches are shorter,
+    every answer is a stream."""
+    return EngineSetup(
+        slots, park_tokens, idle_snapshots=False, batch_tokens=SLOTWISE_BATCH, streams=True
+    )
+
+
 def arms(names: Sequence[str], slots: int, park_tokens: int, params: Params) -> list[Arm]:
     """The arms of these names; raises ``ValueError`` for one that is not known.
 
-    All but llama.cpp's own default leave idle slots alone, as slotwise starts its engines. Its own
-    are started with shorter batches besides.
+    All but llama.cpp's own default leave idle slots alone, as slotwise starts its engines.
     """
     plain = EngineSetup(slots, park_tokens, idle_snapshots=False)
-    own = replace(plain, batch_tokens=SLOTWISE_BATCH)
+    own = slotwise_setup(slots, park_tokens)
     known: dict[str, tuple[EngineSetup, Callable[[], Chooser]]] = {
         "llama.cpp": (EngineSetup(slots, park_tokens), _Unpinned),
         "llama.cpp-no-idle-slots": (plain, _Unpinned),

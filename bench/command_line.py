@@ -7,6 +7,7 @@ expects and what was given.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,15 +59,24 @@ def mapping(text: str) -> dict[str, Any]:
     return given or {}
 
 
-def seconds(text: str) -> float:
-    """A time in seconds or a factor: 0 to a million."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if 0 <= value <= 1e6:
-        return value
-    raise argparse.ArgumentTypeError(f"expected 0 to 1000000, got {text[:20]!r}")
+def between(low: float, high: float, unit: str = "") -> Callable[[str], float]:
+    """A number from ``low`` to ``high``."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if low <= value <= high:
+            return value
+        bounds = f"{low:g} to {high:.0f}{unit and ' '}{unit}"
+        raise argparse.ArgumentTypeError(f"expected {bounds}, got {text[:20]!r}")
+
+    return number
+
+
+seconds = between(0, 1e6)
+"""A time in seconds or a factor."""
 
 
 def url(text: str) -> str:

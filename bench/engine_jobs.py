@@ -19,6 +19,7 @@ class EngineSetup:
     park_tokens: int = 0  # --cache-ram
     idle_snapshots: bool = True  # off: --no-cache-idle-slots
     batch_tokens: int = BARE_BATCH  # -b
+    streams: bool = False  # whole answers too, and tells its progress: it notices who left
 
 
 @dataclass(slots=True)

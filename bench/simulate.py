@@ -23,7 +23,7 @@ from rich.progress import Progress
 
 from bench import arms, cost_model, sim_report, sim_rows, sim_workload, trace
 from bench.block_trace import is_block_trace, knows_sessions
-from bench.command_line import count, mapping
+from bench.command_line import between, count, mapping
 from bench.cost_model import CostModel
 from bench.report import markdown_table
 from bench.sim_workload import Workload
@@ -32,6 +32,7 @@ from policies.params import Params, from_mapping
 
 ARMS = "llama.cpp,llama.cpp-no-idle-slots,session-pin,longest-prefix,slotwise,optimum"
 _SIZES = {"k": 1000, "m": 1_000_000}
+_FACTOR = between(0.001, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,22 +196,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--cost", default="evidence", help=f"{', '.join(cost_model.known())} or a YAML file")
     add("--seeds", type=count, default=10, help="runs to average (%(default)s)")
     add("--calls", type=count, default=40, help="of a session, the first so many (%(default)s)")
-    add("--stretch", type=_factor, default=1.0, help="prompts are so many times as long (1)")
+    add("--stretch", type=_FACTOR, default=1.0, help="prompts are so many times as long (1)")
     add("--once", action="store_true", help="as many sessions as are live, then nothing more")
     add("--open", action="store_true", help="calls at their recorded times")
-    add("--slower", type=_factor, default=1.0, help="recorded times are stretched by this (1)")
+    add("--slower", type=_FACTOR, default=1.0, help="recorded times are stretched by this (1)")
     add("--requests", type=count, default=1000, help="of a trace at recorded times (%(default)s)")
     add("--plot", type=_picture, help="bars as a .png or .svg file")
-
-
-def _factor(text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if 0.001 <= factor <= 1e6:
-        return factor
-    raise argparse.ArgumentTypeError(f"expected 0.001 to 1000000, got {text[:20]!r}")
 
 
 def _picture(text: str) -> Path:

@@ -15,7 +15,7 @@ from functools import partial
 
 from bench.arms import ENGINE, PROFILE, Arm
 from bench.cost_model import CostModel
-from bench.engine_jobs import SLOTWISE_BATCH, Job, Output
+from bench.engine_jobs import Job, Output
 from bench.engine_model import EngineModel
 from bench.sim_workload import Ask, Workload
 from policies.types import Request
@@ -97,9 +97,7 @@ class _Simulation:
         self._asked = False  # for /slots
         self._asking = Asking(Pace())
         self._sent: set[str] = set()  # requests that reached the engine or are on their way
-        # slotwise has the engine stream every answer and report its progress, which makes it
-        # notice who left.
-        self._streams = arm.setup.batch_tokens == SLOTWISE_BATCH
+        self._streams = arm.setup.streams
         self._then: dict[str, Callable[[float], None]] = {}
 
     def run(self) -> Run:

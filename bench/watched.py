@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bench.arms import PROFILE, SLOTWISE, Arm
+from bench.arms import PROFILE, SLOTWISE, Arm, slotwise_setup
 from bench.cost_model import CostModel
-from bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
 from bench.sim_workload import Workload
 from bench.simulation import Run, simulate
 from policies.bounds import most_s
@@ -138,6 +137,5 @@ def watched(
     """Serve a workload; returns the longest waits, and the schedule."""
     guests = {ask.id for ask in workload.asks() if ask.guest}
     chooser = Watched(params, guests, bounded_by)
-    setup = EngineSetup(slots, 0, idle_snapshots=False, batch_tokens=SLOTWISE_BATCH)
-    run = simulate(workload, Arm(SLOTWISE, setup, lambda: chooser), cost)
+    run = simulate(workload, Arm(SLOTWISE, slotwise_setup(slots), lambda: chooser), cost)
     return chooser.longest, run

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 import httpx
@@ -22,7 +21,6 @@ from bench.engines import Server
 from bench.floor.shapes import workload
 from bench.floor.simulated import Figures
 from bench.floor.turns import CHAT, INFILL, Lane, Turn, body, message
-from bench.report import percentile
 from bench.served import tiny_costs
 
 CTX_TOKENS = 32_768  # of each slot
@@ -88,13 +86,7 @@ def served(lanes: Sequence[Lane], place: Place, arm: str) -> Figures:
         seen, wall_s = asyncio.run(_play(lanes, server.url))
     if seen.refused:
         raise RuntimeError(f"{arm} refused: {seen.refused[0]}")
-    return Figures(
-        seen.cached / max(seen.prompt, 1),
-        fmean(seen.ttft_s),
-        percentile(seen.ttft_s, 95) or 0.0,
-        max(seen.ttft_s),
-        wall_s,
-    )
+    return Figures.of(seen.ttft_s, seen.cached, seen.prompt, wall_s)
 
 
 def less_proxy(own: Figures, lanes: Sequence[Lane]) -> Figures:

@@ -9,7 +9,6 @@ lanes and the ends of lanes are taken away while the loss stays.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sys
@@ -18,25 +17,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import Progress
 
 from bench import cost_model
-from bench.command_line import count, parser_of
+from bench.command_line import between, count, parser_of
 from bench.floor.shapes import SHAPES, workload
-from bench.floor.simulated import RAM, Figures, as_workload, inside, serve
-from bench.floor.table import COSTS, SLOTS
+from bench.floor.simulated import RAM, Figures, as_workload, inside, pace_s, serve
+from bench.floor.table import COSTS, SLOTS, UNFELT_S, ratio
 from bench.floor.turns import Lane
 from bench.report import markdown_table
 
 LEAST_REQUESTS = 30
 TTFT, REUSE = 1.25, 0.03  # how far behind counts as a find
-UNFELT_S = 0.005
 _MOST_SHAPES = 3
 _SHOWN = 12
-_PACE_TOKENS = 2000
 
 
 class Case(NamedTuple):
@@ -54,6 +51,22 @@ class Case(NamedTuple):
         kept = ",".join(f"{lane}:{turns}" for lane, turns in self.kept)
         return f"{parts} {self.slots}/{self.ram}/{self.cost}" + (f" lanes {kept}" if kept else "")
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The case that reads so as a string."""
+        whole, _, lanes = text.partition(" lanes ")
+        shapes, place = whole.split(" ")
+        slots, ram, cost = place.split("/")
+        parts = [part.split(":") for part in shapes.split("+")]
+        kept = [lane.split(":") for lane in lanes.split(",")] if lanes else []
+        return cls(
+            tuple((shape, int(seed)) for shape, seed in parts),
+            int(slots),
+            ram,
+            cost,
+            tuple((int(lane), int(turns)) for lane, turns in kept),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -67,7 +80,7 @@ class Found:
     @property
     def ttft(self) -> float:
         """slotwise's mean time to first token over the bare engine's."""
-        return self.own.ttft / max(self.bare.ttft, 1e-9)
+        return ratio(self.bare.ttft, self.own.ttft)
 
     @property
     def behind(self) -> float:
@@ -90,7 +103,7 @@ def draw(rng: Random) -> Case:
 
 def lanes(case: Case) -> list[Lane]:
     """What its clients send."""
-    pace = cost_model.load(case.cost).prefill_s(0, _PACE_TOKENS)
+    pace = pace_s(cost_model.load(case.cost))
     made = [
         [replace(turn, lane=f"{n} {turn.lane}") for turn in lane]
         for n, (shape, seed) in enumerate(case.parts)
@@ -171,7 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it; returns the exit status: 1 where something loses more than is allowed."""
     parser = parser_of("bench.floor.search", __doc__)
     parser.add_argument("--seed", type=count, default=1, help="of the search (%(default)s)")
-    parser.add_argument("--minutes", type=_minutes, default=10.0, help="(%(default)s)")
+    minutes = between(0.01, 600, "minutes")
+    parser.add_argument("--minutes", type=minutes, default=10.0, help="(%(default)s)")
     options = parser.parse_args(argv)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("searching", total=None)
@@ -183,16 +197,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Seed {options.seed}, {tries:,} workloads in {options.minutes:g} min.\n")
     print(table(worst))
     return int(any(one.loss > 1 for one in worst))
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if 0.01 <= minutes <= 600:
-        return minutes
-    raise argparse.ArgumentTypeError(f"expected 0.01 to 600 minutes, got {text[:20]!r}")
 
 
 if __name__ == "__main__":

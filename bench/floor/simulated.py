@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from zlib import crc32
 
 import orjson
@@ -61,18 +61,24 @@ class Figures:
     longest: float
     wall: float
 
+    @classmethod
+    def of(cls, ttft_s: Sequence[float], cached: int, prompt: int, wall_s: float) -> Self:
+        """``cached`` of all the ``prompt`` tokens need not be computed."""
+        return cls(
+            reuse=cached / max(prompt, 1),
+            ttft=fmean(ttft_s),
+            p95=percentile(ttft_s, 95) or 0.0,
+            longest=max(ttft_s),
+            wall=wall_s,
+        )
+
 
 def figures(run: Run) -> Figures:
     """What clients saw. Who gave up before a token came has waited for at least so long."""
     ttft = [_ttft_s(served) for served in run.served]
     prompt = sum(served.ask.prompt_tokens for served in run.served if served.begun >= 0)
-    return Figures(
-        reuse=sum(served.cached for served in run.served) / max(prompt, 1),
-        ttft=fmean(ttft),
-        p95=percentile(ttft, 95) or 0.0,
-        longest=max(ttft),
-        wall=run.ended,
-    )
+    cached = sum(served.cached for served in run.served)
+    return Figures.of(ttft, cached, prompt, run.ended)
 
 
 def _ttft_s(served: Served) -> float:
@@ -89,7 +95,7 @@ def run_cell(
 ) -> dict[str, Figures]:
     """The figures of each arm; ``params``: slotwise's rules, without costs and RAM cache."""
     cost = inside(cost_model.load(cell.cost))
-    asked = as_workload(workload(cell.shape, seed, cost.prefill_s(0, _PACE_TOKENS)))
+    asked = as_workload(workload(cell.shape, seed, pace_s(cost)))
     return serve(asked, cell.slots, cell.ram, cost, names, params)
 
 
@@ -107,6 +113,11 @@ def serve(
         arm.name: figures(simulate(asked, arm, cost))
         for arm in arms.arms(names, slots, park, rules(params or Params(), cost, park))
     }
+
+
+def pace_s(cost: CostModel) -> float:
+    """The scale of a workload's pauses (s): what this engine takes to read a short prompt."""
+    return cost.prefill_s(0, _PACE_TOKENS)
 
 
 def inside(cost: CostModel) -> CostModel:

@@ -5,234 +5,79 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bench.floor.search import Case
-
 
 class Worst(NamedTuple):
     """``ttft``: times the bare engine's mean; ``behind``: reuse, in points of one."""
 
-    case: Case
+    case: str  # as the search prints it
     ttft: float
     behind: float
 
 
 WORST = (
     Worst(
-        Case(
-            (
-                ("chat_ui", 193390),
-                ("tools_in_turn", 466421),
-            ),
-            4,
-            "small",
-            "gb10",
-            (
-                (0, 1),
-                (1, 32),
-            ),
-        ),
+        "chat_ui:193390+tools_in_turn:466421 4/small/gb10 lanes 0:1,1:32",
         ttft=0.98,
         behind=-0.000,
     ),
     Worst(
-        Case(
-            (
-                ("preambles_streamed", 93603),
-                ("tools_in_turn", 464018),
-            ),
-            2,
-            "none",
-            "gb10",
-            (
-                (0, 1),
-                (1, 32),
-            ),
-        ),
+        "preambles_streamed:93603+tools_in_turn:464018 2/none/gb10 lanes 0:1,1:32",
         ttft=1.24,
         behind=0.096,
     ),
     Worst(
-        Case(
-            (
-                ("growing", 432039),
-                ("tools_in_turn", 957697),
-            ),
-            2,
-            "small",
-            "gb10",
-            (
-                (2, 2),
-                (3, 32),
-            ),
-        ),
+        "growing:432039+tools_in_turn:957697 2/small/gb10 lanes 2:2,3:32",
         ttft=0.98,
         behind=0.000,
     ),
     Worst(
-        Case(
-            (
-                ("satellites", 726054),
-                ("batch", 498215),
-            ),
-            1,
-            "none",
-            "gb10",
-            (
-                (0, 18),
-                (7, 6),
-                (8, 6),
-            ),
-        ),
+        "satellites:726054+batch:498215 1/none/gb10 lanes 0:18,7:6,8:6",
         ttft=1.29,
         behind=0.286,
     ),
     Worst(
-        Case(
-            (
-                ("growing", 846894),
-                ("retrieval", 855556),
-                ("tools_in_turn", 138140),
-            ),
-            8,
-            "none",
-            "gb10",
-            (
-                (0, 2),
-                (1, 1),
-                (2, 2),
-                (3, 2),
-                (4, 2),
-                (5, 32),
-            ),
-        ),
+        "growing:846894+retrieval:855556+tools_in_turn:138140 8/none/gb10"
+        " lanes 0:2,1:1,2:2,3:2,4:2,5:32",
         ttft=0.80,
         behind=0.009,
     ),
     Worst(
-        Case(
-            (
-                ("preambles", 510649),
-                ("tools_in_turn", 946699),
-                ("batch", 360442),
-            ),
-            4,
-            "small",
-            "gb10",
-            (
-                (1, 16),
-                (3, 24),
-            ),
-        ),
+        "preambles:510649+tools_in_turn:946699+batch:360442 4/small/gb10 lanes 1:16,3:24",
         ttft=1.00,
         behind=0.013,
     ),
     Worst(
-        Case(
-            (
-                ("retrieval", 209091),
-                ("chat_ui", 527452),
-                ("tools_in_turn", 595146),
-            ),
-            4,
-            "small",
-            "tiny",
-            (
-                (2, 2),
-                (3, 32),
-            ),
-        ),
+        "retrieval:209091+chat_ui:527452+tools_in_turn:595146 4/small/tiny lanes 2:2,3:32",
         ttft=0.97,
         behind=0.000,
     ),
     Worst(
-        Case(
-            (
-                ("batch", 176510),
-                ("classifiers", 693218),
-                ("preambles_streamed", 699143),
-            ),
-            1,
-            "none",
-            "gb10",
-            (
-                (0, 2),
-                (1, 2),
-                (4, 40),
-            ),
-        ),
+        "batch:176510+classifiers:693218+preambles_streamed:699143 1/none/gb10 lanes 0:2,1:2,4:40",
         ttft=1.07,
         behind=0.068,
     ),
     Worst(
-        Case(
-            (
-                ("retrieval", 914273),
-                ("tools_in_turn", 813201),
-            ),
-            2,
-            "none",
-            "tiny",
-            (
-                (1, 1),
-                (2, 32),
-            ),
-        ),
+        "retrieval:914273+tools_in_turn:813201 2/none/tiny lanes 1:1,2:32",
         ttft=1.21,
         behind=0.062,
     ),
     Worst(
-        Case((("classifiers", 426798),), 8, "large", "tiny", ()),
+        "classifiers:426798 8/large/tiny",
         ttft=1.21,
         behind=0.072,
     ),
     Worst(
-        Case(
-            (
-                ("chat_alone", 558990),
-                ("sub_agents", 799229),
-            ),
-            4,
-            "none",
-            "gb10",
-            (
-                (1, 10),
-                (2, 3),
-                (3, 6),
-                (4, 6),
-                (5, 6),
-            ),
-        ),
+        "chat_alone:558990+sub_agents:799229 4/none/gb10 lanes 1:10,2:3,3:6,4:6,5:6",
         ttft=0.93,
         behind=-0.210,
     ),
     Worst(
-        Case(
-            (("infill", 663901),),
-            8,
-            "small",
-            "tiny",
-            (
-                (0, 30),
-                (1, 1),
-            ),
-        ),
+        "infill:663901 8/small/tiny lanes 0:30,1:1",
         ttft=1.80,
         behind=0.000,
     ),
     Worst(
-        Case(
-            (
-                ("sub_agents", 650886),
-                ("chat_ui", 432381),
-            ),
-            1,
-            "none",
-            "tiny",
-            (
-                (0, 20),
-                (5, 15),
-            ),
-        ),
+        "sub_agents:650886+chat_ui:432381 1/none/tiny lanes 0:20,5:15",
         ttft=1.41,
         behind=0.071,
     ),

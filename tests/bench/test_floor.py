@@ -67,11 +67,22 @@ def test_one_cell_in_twenty_is_named_at_most() -> None:
     assert set(NAMED) <= set(table.cells())
 
 
-@pytest.mark.parametrize("worst", WORST, ids=lambda one: str(one.case))
+@pytest.mark.parametrize("worst", WORST, ids=lambda one: one.case)
 def test_the_worst_that_was_found_is_no_worse(worst: Worst) -> None:
-    found = search.tried(worst.case)
+    found = search.tried(Case.parse(worst.case))
     assert found.ttft <= worst.ttft + 0.02
     assert found.behind <= worst.behind + 0.005
+
+
+@pytest.mark.parametrize("worst", WORST, ids=lambda one: one.case)
+def test_a_case_is_read_as_it_is_written(worst: Worst) -> None:
+    assert str(Case.parse(worst.case)) == worst.case
+
+
+def test_a_case_of_all_lanes_and_one_of_some() -> None:
+    assert Case.parse("batch:7 8/none/tiny") == Case((("batch", 7),), 8, "none", "tiny")
+    some = Case((("batch", 7), ("growing", 12)), 2, "small", "gb10", ((0, 1), (3, 32)))
+    assert Case.parse("batch:7+growing:12 2/small/gb10 lanes 0:1,3:32") == some
 
 
 def test_a_find_is_made_smaller_while_there_is_time() -> None:
