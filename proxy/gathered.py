@@ -8,13 +8,12 @@ are joined, lists of tokens too, and of all else the last word counts.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import orjson
 
-_EVENT_END = re.compile(rb"\r?\n\r?\n")
-_DONE = b"[DONE]"
+from proxy.sse import DONE, EVENT_END, event_data
+
 _OBJECTS = {"chat.completion.chunk": "chat.completion"}
 _JOINED = ("content", "tokens", "completion_probabilities")  # of llama.cpp's own form
 
@@ -33,9 +32,10 @@ class Gathered:
 
     def feed(self, data: bytes) -> None:
         """The next bytes; what is not an event of an answer is left out."""
+        searched = max(0, len(self._pending) - 2)  # no event ended before; one may end here
         self._pending += data
         start = 0
-        for end in _EVENT_END.finditer(self._pending):
+        for end in EVENT_END.finditer(self._pending, searched):
             self._event(bytes(self._pending[start : end.start()]))
             start = end.end()
         del self._pending[:start]
@@ -55,23 +55,21 @@ class Gathered:
                 top["generation_settings"] = {**settings, "stream": False}
         return orjson.dumps(top)
 
-    def _event(self, lines: bytes) -> None:
-        for line in lines.splitlines():
-            name, _, value = line.partition(b":")
-            value = value.strip()
-            if name not in (b"data", b"error") or value == _DONE:
-                continue
-            try:
-                said = orjson.loads(value)
-            except orjson.JSONDecodeError:
-                continue
-            if not isinstance(said, dict):
-                continue
-            error = said if name == b"error" else said.get("error")
-            if error:
-                self.error = error if isinstance(error, dict) else {"message": str(error)}
-            elif "prompt_progress" not in said:
-                self._merge(said)
+    def _event(self, event: bytes) -> None:
+        data = event_data(event)
+        if data is None or data == DONE:
+            return
+        try:
+            said = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return
+        if not isinstance(said, dict):
+            return
+        error = said.get("error")
+        if error:
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
+        elif "prompt_progress" not in said:
+            self._merge(said)
 
     def _merge(self, said: dict[str, Any]) -> None:
         choices = said.pop("choices", None)

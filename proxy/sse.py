@@ -22,7 +22,8 @@ _MOST_MS = 1e12
 _FINISH_CHARS = 40
 _T = TypeVar("_T")
 
-_EVENT_END = re.compile(rb"\n\r?\n")
+EVENT_END = re.compile(rb"\n\r?\n")
+DONE = b"[DONE]"
 _GENERATED = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
 _TEXT = b'"content":"'  # as llama-server writes it
 _PROGRESS = re.compile(  # as llama-server writes it
@@ -120,7 +121,7 @@ class SseReader:
         self._pending += data
         out = []
         start = 0
-        for end in _EVENT_END.finditer(self._pending, searched):
+        for end in EVENT_END.finditer(self._pending, searched):
             event = self._pending[start : end.end()]
             start = end.end()
             if not self._is_progress(event):
@@ -147,7 +148,7 @@ class SseReader:
         searched = max(0, len(self._pending) - 2)  # no event ended before; one may end here
         pending = self._pending + data
         start = 0
-        for end in _EVENT_END.finditer(pending, searched):
+        for end in EVENT_END.finditer(pending, searched):
             event = pending[start : end.end()]
             if not self._is_like_last(event):
                 self._read_event(event)
@@ -175,10 +176,10 @@ class SseReader:
             self._before, self._behind = event[:at], event[end:]
 
     def _read_event(self, event: bytes) -> None:
-        data = _data(event)
+        data = event_data(event)
         if data is None:
             return
-        if data == b"[DONE]":
+        if data == DONE:
             self.seen.started = self.seen.done = True
             return
         parsed = None
@@ -211,7 +212,7 @@ class SseReader:
         self.seen.read(event)
 
 
-def _data(event: bytes) -> bytes | None:
+def event_data(event: bytes) -> bytes | None:
     """The joined data lines of an event; None for one without data (a comment, a ping).
 
     An ``error:`` line, which older servers write in place of ``data:``, counts as data.
