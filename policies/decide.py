@@ -9,7 +9,7 @@ The caller goes through the waiting requests in order, while fewer than ``max_ru
    3b busy: hold for ``patience``; then go on at 5 only if that is sooner than waiting on.
       A second copy of a running request of the same key waits behind the first.
    3c no tokens tell it, but its session owns a slot: that is its home, its prompt changed. Where
-      next to nothing there serves it, 5.
+      not even the head is the same, 5.
 4. Guest: short, shares little. It takes a slot whose loss nobody will feel; after a wait, the
    cheapest.
 5. New or displaced: the idle slot that costs the fewest seconds, with what it destroys counted.

@@ -26,19 +26,19 @@ class Asking:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._begun: float | None = None  # s, since when a slot's end is not proven
-        self._asked_at = float("-inf")
+        self.asked_at = float("-inf")  # s, the last question
 
     def next_at(self, now: float) -> float:
         """When to ask next, where somebody wishes it now."""
         if self._begun is None:
             self._begun = now
         pace = self._pace
-        between_s = min(max(self._asked_at - self._begun, pace.delay_s), pace.between_s)
-        return max(now + pace.delay_s, self._asked_at + between_s)
+        between_s = min(max(self.asked_at - self._begun, pace.delay_s), pace.between_s)
+        return max(now + pace.delay_s, self.asked_at + between_s)
 
     def asked(self, now: float) -> None:
         """A question was sent."""
-        self._asked_at = now
+        self.asked_at = now
 
     def proven(self) -> None:
         """Nothing is left to ask for."""

@@ -40,7 +40,6 @@ class SlotsPoller:
         self._hung = hung
         self._pace = pace
         self._asking = Asking(pace)
-        self._asked_at = float("-inf")
         self._standstill = Standstill(clock())
         self._task: asyncio.Task[None] | None = None
 
@@ -62,9 +61,9 @@ class SlotsPoller:
 
     def _look(self, slots: tuple[SlotReport, ...]) -> None:
         """Asked only while some slot's end is not proven: is one of them busy for ever?"""
-        still_s = self._standstill.seen(slots, self._asked_at)
+        still_s = self._standstill.seen(slots, self._asking.asked_at)
         if still_s >= self._pace.still_s:
-            self._standstill = Standstill(self._asked_at)
+            self._standstill = Standstill(self._asking.asked_at)
             busy = ", ".join(str(slot.id_slot) for slot in slots if slot.busy)
             self._hung(f"slots {busy} are busy, and no token moved for {still_s:.0f} s")
 
@@ -74,8 +73,7 @@ class SlotsPoller:
             now = self._clock()
             await asyncio.sleep(self._asking.next_at(now) - now)
             await self._client.settled()
-            self._asked_at = self._clock()
-            self._asking.asked(self._asked_at)
+            self._asking.asked(self._clock())
             try:
                 slots = tuple(report_of(slot) for slot in await self._client.slots())
             except (
@@ -91,4 +89,4 @@ class SlotsPoller:
                     self._hung(f"/slots failed {failures} times in a row: {error}")
             else:
                 self._look(slots)
-                return SlotsReported(self._engine, self._asked_at, slots)
+                return SlotsReported(self._engine, self._asking.asked_at, slots)
