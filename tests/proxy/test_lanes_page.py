@@ -109,7 +109,7 @@ def test_a_hostile_name_or_prompt_is_text(browser: Any) -> None:
         headers = {"Authorization": "Bearer k", "X-Session-Id": HOSTILE, "User-Agent": HOSTILE}
         asked = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers)
         assert asked.status_code == 200
-        with asking(proxy, "x", "y", "z", key="k"):
+        with asking(proxy, *"uvwxyz", key="k"):  # more than there are slots
             seen.fill("#key", "k")
             seen.keyboard.press("Enter")
             seen.locator(".line li").first.wait_for()
