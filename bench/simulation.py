@@ -99,6 +99,7 @@ class _Simulation:
         self._sent: set[str] = set()  # requests that reached the engine or are on their way
         self._streams = arm.setup.streams
         self._then: dict[str, Callable[[float], None]] = {}
+        self._untold: dict[str, RequestProgressed] = {}  # how far prompts are, not yet fed
 
     def run(self) -> Run:
         windows = (WINDOW_TOKENS,) * self._engine.setup.slots
@@ -197,6 +198,10 @@ class _Simulation:
     # ------------------------------------------------------------ chooser
 
     def _feed(self, event: Event, now: float) -> None:
+        # While a prompt is read nothing is decided: the last report before the next event will do.
+        untold, self._untold = self._untold, {}
+        for report in untold.values():
+            self._chooser.handle(report, now)
         for action in self._chooser.handle(event, now):
             self._do(action, now)
 
@@ -261,9 +266,11 @@ class _Simulation:
         job, served = output.job, self._served[output.job.id]
         if served.left:
             return  # nobody hears it
-        if not output.finished or output.first:
-            self._feed(RequestProgressed(job.id, job.done, job.cached), now)
+        if not output.finished and not output.first:
+            self._untold[job.id] = RequestProgressed(job.id, job.done, job.cached)
+            return
         if output.first:
+            self._feed(RequestProgressed(job.id, job.done, job.cached), now)
             served.begun, served.first, served.cached = job.begun, now, job.cached
         if not output.finished:
             return
