@@ -102,8 +102,10 @@ def largest_residents(rows: Sequence[Row], count: int) -> int:
     return sum(sorted(longest.values(), reverse=True)[:count])
 
 
-def park(rows: Sequence[Row], capacity_tokens: int) -> int:
+def park(rows: Sequence[Row], capacity_tokens: int, reused: Sequence[int] | None = None) -> int:
     """Prompt tokens that a cache of so many tokens could have served at most.
+
+    ``reused``: what :func:`infinite_each` found for these rows, where it is known already.
 
     The cache keeps chained blocks, and of two rows with a common beginning it keeps that once, as
     no engine does; whom it forgets is Belady's choice: the block whose next use is farthest away,
@@ -118,7 +120,7 @@ def park(rows: Sequence[Row], capacity_tokens: int) -> int:
         asked.append(chains[-1][: len(row.prompt) // BLOCK_TOKENS])
     cache = _Belady(capacity_tokens // BLOCK_TOKENS, asked)
     found = 0
-    for number, best in enumerate(infinite_each(rows)):
+    for number, best in enumerate(infinite_each(rows) if reused is None else reused):
         blocks = cache.leading(asked[number])
         # Blocks are whole, prefixes are not: the part of one more block is credited.
         found += min(best, blocks * BLOCK_TOKENS + BLOCK_TOKENS - 1)

@@ -69,7 +69,7 @@ def floor(workload: Workload, cost: CostModel, slots: int, park_tokens: int) -> 
         "p95 s": percentile(turns, 95) or 0.0,
         "guest TTFT s": fmean(guests) if guests else 0.0,
         "session min": fmean(sessions_s) / 60,
-        "reuse": bounds.park(rows, room) / prompt,
+        "reuse": bounds.park(rows, room, reused) / prompt,
         "prefill s": bounds.time_floor_s(rows, reused, cost.prefill_s),
         "copies s": 0.0,
         "wait s": 0.0,

@@ -196,7 +196,8 @@ def _named(blocks: Sequence[int], number: int, shared: int) -> list[int]:
     if max(blocks, default=0) >= _SESSION_BLOCKS:
         raise ValueError(f"blocks: expected ids below {_SESSION_BLOCKS}, got {max(blocks)}")
     base = (number + 1) * _SESSION_BLOCKS
-    return [b if i < shared and b == i + 1 else base + b for i, b in enumerate(blocks)]
+    head = [b if b == i + 1 else base + b for i, b in enumerate(blocks[:shared])]
+    return head + [base + b for b in blocks[len(head) :]]
 
 
 class _Cut(NamedTuple):
