@@ -10,7 +10,7 @@ from bench.arms import SLOTWISE
 from bench.floor import engine, table
 from bench.floor.named import NAMED
 from bench.floor.shapes import workload
-from bench.floor.simulated import BARE, RAM, Cell, Figures
+from bench.floor.simulated import BARE, Cell, Figures
 from bench.floor.table import RULE, UNFELT_S, Result
 from bench.report import markdown_table
 from bench.served import Bench
@@ -96,7 +96,7 @@ def _runs(bare: Figures, own: Figures) -> dict[str, Sequence[Figures]]:
 def ablate(_bench: Bench, quick: bool) -> str:
     """The body of ``floor-ablate.md``: what each switch of the rules wins and costs."""
     names = [name for name, _ in arms.switched(Params())]
-    cells = table.cells(slots=(4,), rams=("none",) if quick else RAM)
+    cells = table.cells(slots=(4,), rams=("none",)) if quick else table.cells()
     seeds = range(1, 1 + (1 if quick else _ABLATED_SEEDS))
     results = list(table.run(cells, seeds, (BARE, SLOTWISE, *names)))
     summary = [_switch(name, results) for name in names]
@@ -105,6 +105,10 @@ def ablate(_bench: Bench, quick: bool) -> str:
         f"{len(seeds)} seeds. TTFT and reuse: the mean over cells of the change by the switch; "
         "above 1, and below 0, the rule as it is wins.",
         markdown_table(summary),
+        "## Cells that do not hold",
+        "With the rules as they are, and with each switch the other way that mends them or that "
+        "brings another cell out of the rule.",
+        markdown_table(crossings(names, results)),
         "## Cell by cell",
         "The time to first token with the switch the other way, over that with the rules as they "
         "are, where it differs by a twentieth or more.",
@@ -129,6 +133,26 @@ def _switch(name: str, results: Sequence[Result]) -> dict[str, Any]:
         "cells it breaks": sum(breaks),
         "cells it mends": sum(mends),
     }
+
+
+def crossings(names: Sequence[str], results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The cells that do not hold, or not with one of these switches, and which switches do it."""
+    rows = []
+    for one in results:
+        outside = one.breaches()
+        crossing = [
+            n.removeprefix(SLOTWISE) for n in names if bool(one.breaches(n)) != bool(outside)
+        ]
+        if outside or crossing:
+            rows.append(
+                {
+                    "cell": str(one.cell),
+                    "outside": ", ".join(outside) or "holds",
+                    "mended by": ", ".join(crossing) if outside else "",
+                    "broken by": "" if outside else ", ".join(crossing),
+                }
+            )
+    return rows
 
 
 def _by_cell(names: Sequence[str], results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from bench import suite
 from bench.arms import SLOTWISE
-from bench.floor import search, table
+from bench.floor import report, search, table
 from bench.floor.named import NAMED, PINNED_SEEDS, Named
 from bench.floor.search import LEAST_REQUESTS, Case, Found
 from bench.floor.simulated import BARE, Cell, Figures, run_cell
@@ -94,6 +94,37 @@ def test_a_find_is_made_smaller_while_there_is_time() -> None:
     assert small is lost, "no time left: it stays as it was"
     assert found.requests >= LEAST_REQUESTS
     assert found.loss < 1
+
+
+def test_an_ablation_names_the_switch_that_mends_a_cell_and_the_one_that_breaks_it() -> None:
+    bare = Figures(0.50, 1.0, 2.0, 4.0, 10.0)
+    well, slow = Figures(0.50, 1.0, 2.0, 4.0, 10.0), Figures(0.50, 1.5, 2.0, 4.0, 10.0)
+
+    def served(shape: str, own: Figures, a: Figures, b: Figures) -> Result:
+        runs = {BARE: [bare], SLOTWISE: [own], "slotwise-a": [a], "slotwise-b": [b]}
+        return Result(Cell(shape, 4, "none", "gb10"), runs)
+
+    found = [
+        served("batch", slow, well, slow),
+        served("mixed", well, well, slow),
+        served("growing", well, well, well),
+        served("retries", slow, slow, slow),
+    ]
+    assert report.crossings(["slotwise-a", "slotwise-b"], found) == [
+        {
+            "cell": "batch 4/none/gb10",
+            "outside": "ttft 1.50",
+            "mended by": "-a",
+            "broken by": "",
+        },
+        {"cell": "mixed 4/none/gb10", "outside": "holds", "mended by": "", "broken by": "-b"},
+        {
+            "cell": "retries 4/none/gb10",
+            "outside": "ttft 1.50",
+            "mended by": "",
+            "broken by": "",
+        },
+    ]
 
 
 def test_ablate_goes_with_the_floor_alone(capsys: pytest.CaptureFixture[str]) -> None:
