@@ -81,4 +81,40 @@ WORST = (
         ttft=1.41,
         behind=0.071,
     ),
+    Worst(
+        "tools_in_turn:95892+sub_agents:76432 4/none/tiny lanes 0:16,1:2,2:6,3:6",
+        ttft=1.42,
+        behind=0.172,
+    ),
+    Worst(
+        "retries_streamed:493369+satellites:957396+batch:799185 2/none/tiny lanes 2:36,7:1",
+        ttft=3.49,
+        behind=0.819,
+    ),
+    Worst(
+        "preambles_streamed:805019+satellites:59541 4/none/tiny lanes 0:20,1:18",
+        ttft=1.68,
+        behind=0.179,
+    ),
+    Worst(
+        "retries_streamed:115503+tools_in_turn:664693+strangers:4772"
+        " 4/none/gb10 lanes 1:3,2:8,4:10,6:16",
+        ttft=1.05,
+        behind=0.069,
+    ),
+    Worst(
+        "tools_in_turn:60471+growing:166978 2/none/tiny",
+        ttft=1.56,
+        behind=0.194,
+    ),
+    Worst(
+        "sub_agents:839073+tools_in_turn:115766 4/none/tiny lanes 1:2,2:6,3:6,4:16",
+        ttft=1.37,
+        behind=0.056,
+    ),
+    Worst(
+        "agents:734244+batch:78497 2/none/tiny lanes 1:16,3:8,4:8,5:8,6:8,7:8",
+        ttft=1.28,
+        behind=-0.054,
+    ),
 )
