@@ -1,4 +1,4 @@
-"""How long a request may be made to wait: as in a plain line, and while its own prompt is read.
+"""How long a request may wait for others: its wait in a plain line, and its own prompt's read.
 
 Whoever waits for the benefit of others shall not lose by it: where who comes first goes first, it
 would have waited for all that came before it. Where that line is long, other bounds are shorter.

@@ -87,9 +87,9 @@ def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
 
 
 def _begins_anew(case: Case, home: int) -> bool:
-    """Whether its session owns that slot, and not even the head is the same: tools come and go
-    before it. What the slot holds may well be wanted again, so it is placed by cost. Behind a clock
-    in the system text, or tools in another order, nothing is."""
+    """Whether its session owns that slot, and not even the head is the same, as where each second
+    request has tools. What the slot holds may be wanted again, so the request is placed by cost.
+    Where the head is the same, as before a clock in the system text, the old content is not."""
     match = case.waiting.matches[home]
     return match.kind == "session" and match.lcp < _SAME_HEAD
 

@@ -105,7 +105,7 @@ def ablate(_bench: Bench, quick: bool) -> str:
         f"{len(seeds)} seeds. TTFT and reuse: the mean over cells of the change by the switch; "
         "above 1, and below 0, the rule as it is wins.",
         markdown_table(summary),
-        "## Cells that do not hold",
+        "## Cells that do not hold, or not with a switch",
         "With the rules as they are, and with each switch the other way that mends them or that "
         "brings another cell out of the rule.",
         markdown_table(crossings(names, results)),
