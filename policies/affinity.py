@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from policies.cost import piece_s
 from policies.params import Affinity, Cost, Keep
 from policies.park import State
 from policies.pauses import Pauses
-from policies.types import Match, Request, SlotView
+from policies.types import Match, Request, SlotView, WaitingView
 
 _REPEATED = 2  # turns: what a one-shot prompt begins with was asked for twice
+_NEARLY_ALL = 5 / 6  # of a prompt
 _FIRST_REPEAT = 0.1  # chance that one comes that begins like another, before any did
 
 
@@ -26,6 +28,13 @@ def reuse(request: Request, slot: SlotView, match: Match) -> int:
     if match.covers and slot.held == slot.view_len:
         shared += slot.tail
     return max(0, min(shared, request.tokens.length - 1))
+
+
+def holds_nearly_all(waiting: WaitingView, slots: Sequence[SlotView]) -> bool:
+    """Whether some slot has nearly all of its prompt, whoever it was for."""
+    n = waiting.request.tokens.length
+    pairs = zip(waiting.matches, slots, strict=True)
+    return any(min(match.lcp, slot.held) >= _NEARLY_ALL * n for match, slot in pairs)
 
 
 def is_live(slot: SlotView, knobs: Affinity) -> bool:
@@ -71,8 +80,14 @@ def expected_loss_s(
 
     A conversation's next turn repeats all of it. A one-shot prompt never comes again, but what it
     begins with may: as much as came from the cache for it was asked for twice; of the rest nobody
-    knows yet.
+    knows yet. What others paid for it already is taken off, see displaced.py.
     """
+    return max(0.0, _expected_s(state, kept, idle_s, pauses, cost, knobs) - state.rent_s)
+
+
+def _expected_s(
+    state: State, kept: int, idle_s: float, pauses: Pauses, cost: Cost, knobs: Affinity
+) -> float:
     if not state.guest:
         chance = chance_of_return_soon(state.turns, idle_s, state.calling, pauses, knobs)
         return chance * piece_s(cost, kept, state.tokens)

@@ -16,8 +16,9 @@ class Class(IntEnum):
     OVERTAKEN = 0  # others went before it for too long
     PROMOTED_GUEST = 1  # a guest that waited
     OWNER = 2  # a slot still holds its conversation
-    NEWCOMER = 3
-    NEW_GUEST = 4
+    KIN = 3  # a slot holds nearly all of its prompt
+    NEWCOMER = 4
+    NEW_GUEST = 5
 
 
 class Promotion(StrEnum):
@@ -75,13 +76,15 @@ def rank(
     params: Params,
     overdue: int | None = None,
     scarce: bool = True,
+    nearly_all: bool = False,
 ) -> Rank:
     """Where a request stands. Nobody is overtaken too long; then guests that waited; then those
-    whose conversation a slot still holds; then newcomers; then new guests.
+    whose conversation a slot still holds; then those who find nearly all of their prompt in a
+    slot; then newcomers; then new guests.
 
     ``overdue``: the most steps of a key with a request that was overtaken too long; None: none.
     ``scarce``: more lives than stays warm. Where nothing is lost by who goes first, whoever came
-    first does.
+    first does. ``nearly_all``: a slot holds so much of the prompt.
     """
     knobs = params.order
     arrived = waiting.arrived
@@ -99,5 +102,7 @@ def rank(
         place = Class.PROMOTED_GUEST if promoted else Class.NEW_GUEST
     else:
         place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
+    if place in (Class.NEWCOMER, Class.NEW_GUEST) and knobs.by_prefix and nearly_all:
+        place = Class.KIN
     began = waiting.session_began if knobs.by_session else arrived
     return Rank(turn, share, place, service, began, arrived)

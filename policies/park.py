@@ -40,6 +40,7 @@ class State:
     kind: str = ""
     cached: int = 0  # tokens of the prompt that came from the cache, expected until reported
     last_used: float = 0.0  # s
+    rent_s: float = 0.0  # others had to read so much again while this was kept
 
     @property
     def tokens(self) -> int:

@@ -10,9 +10,10 @@ from policies.admission import pool_need
 from policies.affinity import is_live, kept_for_s
 from policies.bounds import line_s
 from policies.case import View
-from policies.cost import prefill_s
+from policies.cost import piece_s, prefill_s
+from policies.displaced import Displacements
 from policies.params import Params
-from policies.park import Park, Swap
+from policies.park import Park, State, Swap
 from policies.pauses import Pauses
 from policies.prefix import lcp
 from policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
@@ -57,6 +58,7 @@ class Profile:
     cap_stopped: bool = False  # new conversations wait
     learned: LearnedCost = field(init=False)
     keeping: Keeping = field(init=False)
+    displacements: Displacements = field(default_factory=Displacements)
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
@@ -80,6 +82,26 @@ class Profile:
         """A conversation came back after this pause; whether its last answer asked for tools."""
         if self.params.affinity.learn_gap:
             self.pauses = self.pauses.saw(pause_s, calling)
+
+    def displaced(
+        self,
+        request: Request,
+        expected_cached: int,
+        taken: SlotMirror,
+        lost: Iterable[State],
+        now: float,
+    ) -> None:
+        """A request is placed, ``taken`` is its slot, and these states are lost by it. Where it
+        reads again what was displaced, idle slots that nobody has used since pay for it."""
+        if not self.params.affinity.rent:
+            return
+        missed, since = self.displacements.missed(request.tokens)
+        if missed > expected_cached:
+            again_s = piece_s(self.params.cost, expected_cached, missed)
+            for mirror in self.mirrors:
+                if mirror is not taken and mirror.unused_since(since):
+                    mirror.owe(again_s)
+        self.displacements.add(lost, now, len(self.mirrors))
 
     @property
     def epoch(self) -> int:

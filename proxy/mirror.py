@@ -125,6 +125,14 @@ class SlotMirror:
         """So much of the prompt came from the cache, as the engine reports at its end."""
         self._amend(cached=cached)
 
+    def unused_since(self, then: float) -> bool:
+        """Whether it could have been had then, and nobody has had it."""
+        return self.state is SlotState.IDLE and self.content.last_used <= then
+
+    def owe(self, rent_s: float) -> None:
+        """Others had to read so much again while this was kept."""
+        self.content = replace(self.content, rent_s=self.content.rent_s + rent_s)
+
     def abort(self, generated: int, now: float) -> None:
         """The request ended in the middle. The engine keeps what it computed, and may go on for
         a while. ``generated``: tokens seen; their prompt was complete then."""

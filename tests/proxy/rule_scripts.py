@@ -127,6 +127,13 @@ def after_quick_turns() -> list[Step]:
     ]
 
 
+def two_in_turn_beside_a_chat() -> list[Step]:
+    """A chat that is never heard of again, and two prompts in turn."""
+    kinds = [text((f"kind{k % 2}", 2900), (f"q{k}", 100)) for k in range(8)]
+    calls = [served(1 + k, arrived(f"q{k}", kind)) for k, kind in enumerate(kinds)]
+    return [*served(0, turn("chat", "x", 9000)), *[step for call in calls for step in call]]
+
+
 def sharing_a_head() -> list[Step]:
     """n shares x's head and nothing else, and a slot is empty."""
     head = text(("x", 5000), ("n", 300))
@@ -156,6 +163,21 @@ def an_owner_behind_a_newcomer() -> list[Step]:
         (1, turn("busy", "b", 30_000, session="b")),
         (2, turn("new", "n", 3000, session="n")),
         (3, turn("x2", "x", 3200, 2, session="x")),
+        (9, ended("busy", 30_000)),
+    ]
+
+
+def another_call_of_a_kind() -> list[Step]:
+    """A slot holds a call that begins as k2 does; a newcomer came before k2."""
+    first, second = (
+        RequestArrived(replace(arrived(id, text(("head", 2900), (id, 100))).request, session=id))
+        for id in ("k1", "k2")
+    )
+    return [
+        *served(0, first),
+        (1, turn("busy", "b", 30_000, session="b")),
+        (2, turn("new", "n", 3000, session="n")),
+        (3, second),
         (9, ended("busy", 30_000)),
     ]
 

@@ -51,6 +51,7 @@ THREE, FOUR = (100_000,) * 3, (100_000,) * 4
 CALM: dict[str, Any] = {"keep": OFF, "cap": OFF, "cold": OFF}  # so that nobody waits for them
 PARK = {"cap": OFF, "keep": {"enabled": False, "park_tokens": 50_000}}
 IN_TURN = {**CALM, "queue": ONE_AT_A_TIME}
+IN_BOTH = ["q4>0/affinity", "q5>1/affinity", "q6>0/affinity", "q7>1/affinity"]
 # rule -> script, other policy, windows; and what is done only with the rule on, and only without.
 SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] = {
     "cost.fit": (does.a_guest_before_a_fast_engine, CALM, ONE, ["title>0/guest"], []),
@@ -81,6 +82,13 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
         ["n>0/new"],
         ["n>2/new"],
     ),
+    "affinity.rent": (
+        does.two_in_turn_beside_a_chat,
+        CALM,
+        TWO,
+        ["q3>1/affinity", *IN_BOTH],
+        [f"q{k}>0/affinity" for k in range(3, 8)],
+    ),
     "affinity.protect_live": (does.sharing_a_head, CALM, TWO, ["n>0/new"], ["n>1/affinity"]),
     "window.enabled": (does.before_a_small_window, CALM, SMALL_LAST, ["a>0/new"], ["a>1/new"]),
     "window.cut_max_tokens": (does.asking_for_too_much, CALM, ONE, ["a>0/new 96436"], ["a>0/new"]),
@@ -99,6 +107,13 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
         ["young2>1/home"],
     ),
     "order.by_service": (does.one_key_had_more, IN_TURN, FOUR, ["ben>1/new"], ["ann>1/new"]),
+    "order.by_prefix": (
+        does.another_call_of_a_kind,
+        IN_TURN,
+        TWO,
+        ["k2>1/affinity"],
+        ["new>1/affinity"],
+    ),
     "order.background": (does.a_side_job_beside_a_prompt, CALM, TWO, [], ["t>0/guest"]),
     "keep.enabled": (does.a_newcomer_between_turns, {"cap": OFF}, TWO, [], ["n>1/affinity"]),
     "keep.park": (does.back_from_the_ram_cache, PARK, TWO, ["x2>1/affinity"], []),
