@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 
 from policies.cost import piece_s
-from policies.params import Affinity, Cost, Keep
+from policies.params import Affinity, Cost, Home, Keep
 from policies.park import State
 from policies.pauses import Pauses
 from policies.types import Match, Request, SlotView, WaitingView
 
 _REPEATED = 2  # turns: what a one-shot prompt begins with was asked for twice
-_NEARLY_ALL = 5 / 6  # of a prompt
 _FIRST_REPEAT = 0.1  # chance that one comes that begins like another, before any did
 
 
@@ -30,11 +29,13 @@ def reuse(request: Request, slot: SlotView, match: Match) -> int:
     return max(0, min(shared, request.tokens.length - 1))
 
 
-def holds_nearly_all(waiting: WaitingView, slots: Sequence[SlotView]) -> bool:
-    """Whether some slot has nearly all of its prompt, whoever it was for."""
-    n = waiting.request.tokens.length
-    pairs = zip(waiting.matches, slots, strict=True)
-    return any(min(match.lcp, slot.held) >= _NEARLY_ALL * n for match, slot in pairs)
+def begins_alike(waiting: WaitingView, slots: Sequence[SlotView], knobs: Home) -> bool:
+    """Whether it begins as the one-shot prompt in some slot does: with what came from the cache
+    for that one, too."""
+    return any(
+        match.lcp >= slot.state.cached >= knobs.chunk_tokens and slot.turns < _REPEATED
+        for match, slot in zip(waiting.matches, slots, strict=True)
+    )
 
 
 def is_live(slot: SlotView, knobs: Affinity) -> bool:

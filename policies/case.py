@@ -19,7 +19,7 @@ from policies.cost import piece_s, prefill_s
 from policies.params import Affinity, Params
 from policies.park import Park, State
 from policies.pauses import Pauses
-from policies.types import Match, Parked, Place, Request, SlotId, SlotView, WaitingView
+from policies.types import Parked, Request, SlotId, SlotView, WaitingView
 
 _BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
 _WANTED_AGAIN = 0.5  # chance that what a session left in a slot is not over, where its head changed
@@ -81,14 +81,6 @@ class View:
             slot = self.slots[index]
             self._saved[index] = self.parks[slot.id.engine].room_for(slot.state)[1]
         return self._saved[index]
-
-    def lost(self, place: Place, match: Match) -> tuple[State, ...]:
-        """What nobody can have again once a prompt that compares so is placed there."""
-        state = self.slots[place.slot].state
-        park = self.parks.get(self.slots[place.slot].id.engine)
-        if not place.empties and park is not None and park.saves(state, match.lcp):
-            return self.dropped(place.slot)
-        return (state,) if place.empties or match.lcp < state.held else ()
 
     def beside(self, id: SlotId, tokens_s: float) -> tuple[float, float]:
         """Seconds that a prompt whose tokens take so long waits in this slot for those in lower

@@ -10,7 +10,6 @@ content of that slot is worth. Nothing is kept at the price of more reads than i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from policies.park import State
@@ -32,9 +31,9 @@ class Displacements:
     def __init__(self) -> None:
         self._last: list[Displaced] = []
 
-    def add(self, states: Iterable[State], now: float, slots: int) -> None:
-        """These are lost now."""
-        self._last += [Displaced(state, now) for state in states if state.held]
+    def add(self, state: State, now: float, slots: int) -> None:
+        """This is lost now."""
+        self._last.append(Displaced(state, now))
         del self._last[: -max(_LEAST, slots)]
 
     def missed(self, prompt: Tokens) -> tuple[int, float]:

@@ -13,7 +13,7 @@ from policies.case import View
 from policies.cost import piece_s, prefill_s
 from policies.displaced import Displacements
 from policies.params import Params
-from policies.park import Park, State, Swap
+from policies.park import Park, Swap
 from policies.pauses import Pauses
 from policies.prefix import lcp
 from policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
@@ -83,25 +83,20 @@ class Profile:
         if self.params.affinity.learn_gap:
             self.pauses = self.pauses.saw(pause_s, calling)
 
-    def displaced(
-        self,
-        request: Request,
-        expected_cached: int,
-        taken: SlotMirror,
-        lost: Iterable[State],
-        now: float,
-    ) -> None:
-        """A request is placed, ``taken`` is its slot, and these states are lost by it. Where it
-        reads again what was displaced, idle slots that nobody has used since pay for it."""
+    def displaced(self, request: Request, taken: SlotMirror, match: Match, now: float) -> None:
+        """A request gets this slot of an engine that saves nothing. Where it reads again what was
+        displaced, slots that nobody has used since pay for it."""
         if not self.params.affinity.rent:
             return
         missed, since = self.displacements.missed(request.tokens)
-        if missed > expected_cached:
-            again_s = piece_s(self.params.cost, expected_cached, missed)
-            for mirror in self.mirrors:
-                if mirror is not taken and mirror.unused_since(since):
-                    mirror.owe(again_s)
-        self.displacements.add(lost, now, len(self.mirrors))
+        held = min(match.lcp, taken.content.held)
+        if missed > held:
+            unused = [m for m in self.mirrors if m is not taken and m.unused_since(since)]
+            if all(mirror.resident for mirror in unused):  # an empty one was the better choice
+                for mirror in unused:
+                    mirror.owe(piece_s(self.params.cost, held, missed))
+        if held < taken.content.held:
+            self.displacements.add(taken.content, now, len(self.mirrors))
 
     @property
     def epoch(self) -> int:

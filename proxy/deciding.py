@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from policies import guest, order
 from policies.admission import pool_need
-from policies.affinity import holds_nearly_all
+from policies.affinity import begins_alike
 from policies.case import View
 from policies.continuation import STRANGER
 from policies.decide import decide
@@ -102,8 +102,8 @@ class Deciding:
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(view, slots, profile.params)
             waited_s = now - view.arrived
-            nearly_all = holds_nearly_all(view, slots)
-            rank = order.rank(view, is_guest, waited_s, profile.params, overdue, scarce, nearly_all)
+            alike = not parks and begins_alike(view, slots, profile.params.home)
+            rank = order.rank(view, is_guest, waited_s, profile.params, overdue, scarce, alike)
             waiter.place = rank.place
             ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])
@@ -152,8 +152,8 @@ class Deciding:
             else:
                 swap = engine.park.swap(mirror.content, request.tokens)
             held = profile.held_for(request, waiter.view.matches, place, swap)
-            lost = view.lost(place, match)
-            profile.displaced(request, place.expected_cached, mirror, lost, now)
+            if not engine.park.limit_tokens:
+                profile.displaced(request, mirror, match, now)
             if place.empties:
                 mirror.forget()
                 match = STRANGER

@@ -22,8 +22,8 @@ WORST = (
     ),
     Worst(
         "preambles_streamed:93603+tools_in_turn:464018 2/none/gb10 lanes 0:1,1:32",
-        ttft=1.24,
-        behind=0.096,
+        ttft=1.08,
+        behind=0.025,
     ),
     Worst(
         "growing:432039+tools_in_turn:957697 2/small/gb10 lanes 2:2,3:32",
@@ -32,8 +32,8 @@ WORST = (
     ),
     Worst(
         "satellites:726054+batch:498215 1/none/gb10 lanes 0:18,7:6,8:6",
-        ttft=1.29,
-        behind=0.286,
+        ttft=1.23,
+        behind=0.229,
     ),
     Worst(
         "growing:846894+retrieval:855556+tools_in_turn:138140 8/none/gb10"
@@ -53,13 +53,13 @@ WORST = (
     ),
     Worst(
         "batch:176510+classifiers:693218+preambles_streamed:699143 1/none/gb10 lanes 0:2,1:2,4:40",
-        ttft=1.07,
-        behind=0.068,
+        ttft=0.88,
+        behind=-0.068,
     ),
     Worst(
         "retrieval:914273+tools_in_turn:813201 2/none/tiny lanes 1:1,2:32",
-        ttft=1.21,
-        behind=0.062,
+        ttft=1.02,
+        behind=0.008,
     ),
     Worst(
         "classifiers:426798 8/large/tiny",
@@ -83,18 +83,18 @@ WORST = (
     ),
     Worst(
         "tools_in_turn:95892+sub_agents:76432 4/none/tiny lanes 0:16,1:2,2:6,3:6",
-        ttft=1.42,
-        behind=0.172,
+        ttft=1.23,
+        behind=0.103,
     ),
     Worst(
         "retries_streamed:493369+satellites:957396+batch:799185 2/none/tiny lanes 2:36,7:1",
-        ttft=3.49,
-        behind=0.819,
+        ttft=1.67,
+        behind=0.074,
     ),
     Worst(
         "preambles_streamed:805019+satellites:59541 4/none/tiny lanes 0:20,1:18",
-        ttft=1.68,
-        behind=0.179,
+        ttft=1.45,
+        behind=0.046,
     ),
     Worst(
         "retries_streamed:115503+tools_in_turn:664693+strangers:4772"
@@ -104,17 +104,17 @@ WORST = (
     ),
     Worst(
         "tools_in_turn:60471+growing:166978 2/none/tiny",
-        ttft=1.56,
-        behind=0.194,
+        ttft=1.57,
+        behind=0.209,
     ),
     Worst(
         "sub_agents:839073+tools_in_turn:115766 4/none/tiny lanes 1:2,2:6,3:6,4:16",
-        ttft=1.37,
-        behind=0.056,
+        ttft=0.92,
+        behind=0.011,
     ),
     Worst(
         "agents:734244+batch:78497 2/none/tiny lanes 1:16,3:8,4:8,5:8,6:8,7:8",
-        ttft=1.28,
-        behind=-0.054,
+        ttft=0.84,
+        behind=-0.155,
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,44 @@ def test_a_find_is_made_smaller_while_there_is_time() -> None:
     assert small is lost, "no time left: it stays as it was"
     assert found.requests >= LEAST_REQUESTS
     assert found.loss < 1
+
+
+def test_moved_pauses_differ_by_a_twentieth_at_most_and_nothing_else_does() -> None:
+    made = search.lanes(Case((("agents", 1),), 4, "none", "gb10"))
+    other = search.moved(made, seed=1)
+    assert other == search.moved(made, seed=1)
+    pairs = list(zip(chain(*made), chain(*other), strict=True))
+    assert any(was.pause_s != now.pause_s for was, now in pairs)
+    for was, now in pairs:
+        assert now.pause_s == pytest.approx(was.pause_s, rel=0.05)
+        assert replace(now, pause_s=was.pause_s, beside=was.beside) == was
+
+
+def test_a_find_is_weighed_against_what_chance_does_to_the_bare_engine() -> None:
+    """Where conversations push each other out, a pause a little longer changes who is pushed."""
+    found = search.tried(Case.parse("strangers:846241 8/small/tiny"))
+    chance = search.by_chance(found)
+    assert chance.bare == found.bare
+    assert chance.own != found.bare
+    assert chance.loss > 1
+
+
+def test_the_mean_of_a_search_lies_within_its_copies() -> None:
+    case = Case.parse("retries_streamed:973183+classifiers:520661 2/none/tiny")
+    mean = search.steady(case)
+    made = search.lanes(case)
+    copies = [search.both(case, search.moved(made, seed)) for seed in range(search.COPIES)]
+    ttft = [one.own.ttft for one in copies]
+    assert min(ttft) < mean.own.ttft < max(ttft)
+    assert mean.requests == copies[0].requests
+
+
+def test_a_search_counts_its_finds_and_those_of_chance() -> None:
+    said = search.summary(search.Tally(tries=400, chance=11, steady=4), seed=3, minutes=1.0)
+    assert "Seed 3, 400 workloads in 1 min." in said
+    assert "slotwise, once: 0 (0.0%)" in said
+    assert "up to 5%: 4 (1.0%)" in said
+    assert "behind itself, with pauses moved so: 11 (2.8%)" in said
 
 
 def test_an_ablation_names_the_switch_that_mends_a_cell_and_the_one_that_breaks_it() -> None:

@@ -16,15 +16,16 @@ def state(name: str, n: int, held: int | None = None) -> State:
 
 def test_a_prompt_finds_what_was_displaced_of_it_and_when() -> None:
     found = Displacements()
-    found.add([state("a", 1000)], 5.0, 4)
-    found.add([state("b", 1000)], 7.0, 4)
+    found.add(state("a", 1000), 5.0, 4)
+    found.add(state("b", 1000), 7.0, 4)
     assert found.missed(text(("a", 800), ("q", 9))) == (800, 5.0)
     assert found.missed(text(("c", 800))) == (0, 7.0)
 
 
 def test_only_what_was_in_the_cache_counts() -> None:
     found = Displacements()
-    found.add([state("a", 1000, held=300), state("b", 1000, held=0)], 5.0, 4)
+    found.add(state("a", 1000, held=300), 5.0, 4)
+    found.add(state("b", 1000, held=0), 5.0, 4)
     assert found.missed(text(("a", 1000))) == (300, 5.0)
     assert found.missed(text(("b", 1000))) == (0, 5.0)
 
@@ -32,7 +33,7 @@ def test_only_what_was_in_the_cache_counts() -> None:
 def test_about_as_many_are_remembered_as_there_are_slots() -> None:
     found = Displacements()
     for k in range(7):
-        found.add([state(f"s{k}", 100)], float(k), 6)
+        found.add(state(f"s{k}", 100), float(k), 6)
     assert found.missed(text(("s0", 100)))[0] == 0
     assert found.missed(text(("s1", 100)))[0] == 100
 

@@ -111,7 +111,7 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
         does.another_call_of_a_kind,
         IN_TURN,
         TWO,
-        ["k2>1/affinity"],
+        ["k3>1/affinity"],
         ["new>1/affinity"],
     ),
     "order.background": (does.a_side_job_beside_a_prompt, CALM, TWO, [], ["t>0/guest"]),
