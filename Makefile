@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
+NAMES := build/names/slotwise
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test check format clean
@@ -20,12 +21,12 @@ run: $(RUN_STAMP) ## serve a small model on the CPU (PORT=8000)
 	@$(BIN)/slotwise serve demo --port $(PORT)
 
 demo: $(DEV_STAMP) ## interleaved conversations: the bare engine, then slotwise
-	@$(BIN)/python -m bench.demo
+	@$(BIN)/python -m slotwise.bench.demo
 
-test: $(DEV_STAMP) ## all tests, with the real engine
+test: $(DEV_STAMP) $(NAMES) ## all tests, with the real engine
 	$(BIN)/python -m pytest -q
 
-check: $(DEV_STAMP) ## ruff, formatting, types and tests
+check: $(DEV_STAMP) $(NAMES) ## ruff, formatting, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,6 +39,11 @@ format: $(DEV_STAMP) ## format the sources
 clean: ## remove the environment and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installed, the folders are parts of one package; editors and mypy find them by these links.
+$(NAMES):
+	@mkdir -p $@
+	@for part in bench configs launcher policies proxy; do ln -sfn ../../../$$part $@/$$part; done
 
 # One environment for all targets. A stamp that is older than pyproject.toml is out of date.
 $(BIN)/python:

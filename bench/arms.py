@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Protocol
 
-from bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
-from policies.params import Params
-from policies.prefix import EMPTY, Tokens, lcp
-from policies.types import Reason, Request, Rule, SlotId
-from proxy.actions import Action, Dispatch
-from proxy.events import Event, RequestArrived, RequestFinished
-from proxy.scheduler import Scheduler
+from slotwise.bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
+from slotwise.policies.params import Params
+from slotwise.policies.prefix import EMPTY, Tokens, lcp
+from slotwise.policies.types import Reason, Request, Rule, SlotId
+from slotwise.proxy.actions import Action, Dispatch
+from slotwise.proxy.events import Event, RequestArrived, RequestFinished
+from slotwise.proxy.scheduler import Scheduler
 
 ENGINE, PROFILE = "e0", "sim"
 SLOTWISE = "slotwise"

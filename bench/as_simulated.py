@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import httpx
 import numpy as np
 
-from bench import client
-from bench.rows import Row
-from bench.served import Bench
-from bench.sim_workload import Ask, Workload
-from bench.steps import Chat, Script, Step
-from policies.prefix import Tokens, lcp, pack
+from slotwise.bench import client
+from slotwise.bench.rows import Row
+from slotwise.bench.served import Bench
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.bench.steps import Chat, Script, Step
+from slotwise.policies.prefix import Tokens, lcp, pack
 
 _NOBODYS = 1 << 31  # token ids that occur in no vocabulary
 

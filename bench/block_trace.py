@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from bench.trace import TraceError
+from slotwise.bench.trace import TraceError
 
 CLAUDE_BLOCK_TOKENS = 64
 MOONCAKE_BLOCK_TOKENS = 512

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from bench.rows import Row
-from policies.prefix import BLOCK_TOKENS, Tokens, lcp
+from slotwise.bench.rows import Row
+from slotwise.policies.prefix import BLOCK_TOKENS, Tokens, lcp
 
 _BLOCK_BYTES = 4 * BLOCK_TOKENS
 WINDOW_REQUESTS = 2000  # the matrix of a window takes 8 bytes a pair: 32 MB

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench import arms, as_simulated, fit, served, trace, workload
-from bench.arms import Arm
-from bench.as_simulated import Prompts
-from bench.cost_model import CostModel
-from bench.fit import Point
-from bench.scripts import Wanted, of_calls
-from bench.served import Bench
-from bench.simulation import simulate
-from bench.steps import Script
-from bench.suite_slots import SLOTS
-from policies.params import from_mapping
+from slotwise.bench import arms, as_simulated, fit, served, trace, workload
+from slotwise.bench.arms import Arm
+from slotwise.bench.as_simulated import Prompts
+from slotwise.bench.cost_model import CostModel
+from slotwise.bench.fit import Point
+from slotwise.bench.scripts import Wanted, of_calls
+from slotwise.bench.served import Bench
+from slotwise.bench.simulation import simulate
+from slotwise.bench.steps import Script
+from slotwise.bench.suite_slots import SLOTS
+from slotwise.policies.params import from_mapping
 
 TRACE = "miniswe"
 MOST_OUTPUT = 32

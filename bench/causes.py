@@ -6,7 +6,7 @@ of a small engine with full attention. Of every request the account is then read
 is what the engine reported in that very answer, and no token is blamed on the engine, which can
 reuse whatever a slot holds. One request that breaks this ends the run with exit status 1.
 
-    python -m bench.causes tau_airline oasst --live 8 --slots 2,4,8 --calls 100 --seed 1
+    python -m slotwise.bench.causes tau_airline oasst --live 8 --slots 2,4,8 --calls 100 --seed 1
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import orjson
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import client, engines, workload
-from bench.client import Answer
-from bench.command_line import count, counts, parser_of
-from bench.engines import Model, Server
-from bench.report import markdown_table
-from bench.trace import Call, TraceError
-from policies.attribution import Cause
+from slotwise.bench import client, engines, workload
+from slotwise.bench.client import Answer
+from slotwise.bench.command_line import count, counts, parser_of
+from slotwise.bench.engines import Model, Server
+from slotwise.bench.report import markdown_table
+from slotwise.bench.trace import Call, TraceError
+from slotwise.policies.attribution import Cause
 
 TRACES = (
     "tau_airline",
@@ -168,19 +168,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = measure(engines.tiny_model(), options.trace or TRACES, options.slots, options)
     except ViolationError as violation:
-        print(f"bench.causes: {violation}", file=sys.stderr)
+        print(f"slotwise.bench.causes: {violation}", file=sys.stderr)
         return 1
     except (TraceError, OSError, engines.ServerError, client.CallError) as error:
-        print(f"bench.causes: {error}", file=sys.stderr)
+        print(f"slotwise.bench.causes: {error}", file=sys.stderr)
         return 2
     given = sys.argv[1:] if argv is None else argv
     print(markdown_table(rows))
-    print(f"\n`{shlex.join(['python', '-m', 'bench.causes', *given])}`")
+    print(f"\n`{shlex.join(['python', '-m', 'slotwise.bench.causes', *given])}`")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("bench.causes", __doc__)
+    parser = parser_of("slotwise.bench.causes", __doc__)
     add = parser.add_argument
     add("trace", nargs="*", help=f"a trace file or its name (all of {', '.join(TRACES)})")
     add("--live", type=count, default=8, help="sessions live at a time (%(default)s)")

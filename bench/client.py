@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import orjson
 
-from bench.trace import Call
-from policies.prefix import Tokens, pack
+from slotwise.bench.trace import Call
+from slotwise.policies.prefix import Tokens, pack
 
 # No byte for this long ends a call: a long prefill on a busy small machine is silent.
 TIMEOUT = httpx.Timeout(600, connect=10)

@@ -5,7 +5,7 @@ Sessions of a recorded trace are interleaved (or calls of a shape that matters a
 histories, on an engine of its own. Reuse is what the *engine* reports. Beside it
 stand the two bounds on the same tokens: what N slots could reach at best, and an infinite cache.
 
-    python -m bench.compare tau_airline --live 4 --slots 4 --seed 1
+    python -m slotwise.bench.compare tau_airline --live 4 --slots 4 --seed 1
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import orjson
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import bounds, client, engines, workload
-from bench.command_line import count, parser_of
-from bench.engines import Model, Server
-from bench.report import markdown_table, percentile
-from bench.rows import rows_of, total
-from bench.trace import Call
-from bench.workload import Moment
+from slotwise.bench import bounds, client, engines, workload
+from slotwise.bench.command_line import count, parser_of
+from slotwise.bench.engines import Model, Server
+from slotwise.bench.report import markdown_table, percentile
+from slotwise.bench.rows import rows_of, total
+from slotwise.bench.trace import Call
+from slotwise.bench.workload import Moment
 
 CTX_TOKENS = 32768  # a slot's window
 CACHE_RAM_MIB = 8192  # llama-server's own default
@@ -222,9 +222,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.seeds > 1:
             result["orders"] = orders(options, result, console)
     except (ValueError, OSError, engines.ServerError, client.CallError) as error:
-        print(f"bench.compare: {error}", file=sys.stderr)
+        print(f"slotwise.bench.compare: {error}", file=sys.stderr)
         return 2
-    result["command"] = shlex.join(["python", "-m", "bench.compare", *(argv or sys.argv[1:])])
+    result["command"] = shlex.join(
+        ["python", "-m", "slotwise.bench.compare", *(argv or sys.argv[1:])]
+    )
     if options.json:
         print(orjson.dumps(result).decode())
     else:
@@ -252,7 +254,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("bench.compare", __doc__)
+    parser = parser_of("slotwise.bench.compare", __doc__)
     add = parser.add_argument
     add("trace", help="a trace file, a name in SLOTWISE_TRACES, titles or newsroom")
     add("--live", type=count, default=4, help="sessions live at a time (%(default)s)")

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from policies.params import Cost
+from slotwise.policies.params import Cost
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 COSTS = Path(__file__).resolve().parent / "costs"

@@ -1,6 +1,6 @@
 """What one scheduling decision costs: 64 requests wait for 8 slots, every prompt 60,000 tokens.
 
-    python -m bench.decide_bench
+    python -m slotwise.bench.decide_bench
 
 The waiting prompts share a head with what the slots hold, a third of them is the next turn of a
 slot's conversation, and all slots are at work with room left to run more, so that each event walks
@@ -20,14 +20,21 @@ from typing import Any
 
 import orjson
 
-from bench.command_line import count, parser_of
-from bench.report import markdown_table
-from policies.params import Cold, Params, Queue
-from policies.prefix import Tokens, pack
-from policies.types import Request
-from proxy.actions import Dispatch
-from proxy.events import EngineReady, Event, RequestArrived, RequestCancelled, RequestFinished, Tick
-from proxy.scheduler import Scheduler
+from slotwise.bench.command_line import count, parser_of
+from slotwise.bench.report import markdown_table
+from slotwise.policies.params import Cold, Params, Queue
+from slotwise.policies.prefix import Tokens, pack
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import (
+    EngineReady,
+    Event,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    Tick,
+)
+from slotwise.proxy.scheduler import Scheduler
 
 PROMPT_TOKENS = 60_000
 HEAD_TOKENS = 20_000
@@ -182,7 +189,7 @@ def _one_slot_changed(size: Size) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = parser_of("bench.decide_bench", __doc__)
+    parser = parser_of("slotwise.bench.decide_bench", __doc__)
     parser.add_argument("--waiting", type=count, default=64)
     parser.add_argument("--slots", type=count, default=8)
     parser.add_argument("--tokens", type=count, default=PROMPT_TOKENS)

@@ -1,6 +1,6 @@
 """The demo: the same conversations on a bare engine and through slotwise, call by call.
 
-    python -m bench.demo [--model gemma|tiny]
+    python -m slotwise.bench.demo [--model gemma|tiny]
 
 Two conversations with a coding agent take turns, with title jobs beside them, on four slots. First
 the bare engine chooses the slot itself, without and with its RAM cache; then slotwise chooses. Each
@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import bounds, client, demo_calls, engines
-from bench.client import Answer
-from bench.command_line import parser_of
-from bench.engines import Model, Server
-from bench.report import percentile
-from bench.rows import rows_of, total
-from bench.trace import Call
-from bench.workload import Moment
+from slotwise.bench import bounds, client, demo_calls, engines
+from slotwise.bench.client import Answer
+from slotwise.bench.command_line import parser_of
+from slotwise.bench.engines import Model, Server
+from slotwise.bench.report import percentile
+from slotwise.bench.rows import rows_of, total
+from slotwise.bench.trace import Call
+from slotwise.bench.workload import Moment
 
 SLOTS = 4
 CTX_TOKENS = 8192  # a slot's window
@@ -203,7 +203,7 @@ def verdict(results: Sequence[Result], optimum: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = parser_of("bench.demo", __doc__)
+    parser = parser_of("slotwise.bench.demo", __doc__)
     parser.add_argument("--model", choices=("gemma", "tiny"), default="gemma")
     parser.add_argument("--binary", help="a llama-server binary in place of the embedded engine")
     options = parser.parse_args(argv)

@@ -8,9 +8,9 @@ are fixed, so that every arm gets the very same calls.
 
 from __future__ import annotations
 
-from bench import workload
-from bench.trace import Call, Message
-from bench.workload import Moment
+from slotwise.bench import workload
+from slotwise.bench.trace import Call, Message
+from slotwise.bench.workload import Moment
 
 TOOLS = {
     "read_file": "Read a file of the workspace. Returns its text with line numbers. Use offset and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.rows import Row
+from slotwise.bench.rows import Row
 
 # Tokens: what llama-server takes without -b, and what slotwise gives it.
 BARE_BATCH, SLOTWISE_BATCH = 2048, 512

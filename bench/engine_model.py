@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bench.cost_model import CostModel
-from bench.engine_jobs import EngineSetup, Job, Output
-from bench.ram_cache import RamCache
-from policies.prefix import EMPTY, Tokens, lcp, pack
+from slotwise.bench.cost_model import CostModel
+from slotwise.bench.engine_jobs import EngineSetup, Job, Output
+from slotwise.bench.ram_cache import RamCache
+from slotwise.policies.prefix import EMPTY, Tokens, lcp, pack
 
 _NEVER = float("inf")
 ONE_TOKEN = pack([(1 << 32) - 1])  # of no prompt: what an emptied slot holds

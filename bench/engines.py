@@ -25,8 +25,8 @@ import httpx
 import psutil
 import yaml
 
-from bench import scratch
-from launcher.parent_death import dying_with_us
+from slotwise.bench import scratch
+from slotwise.launcher.parent_death import dying_with_us
 
 START_S = 180.0  # loading a model on a busy small machine
 STOP_S = 20.0
@@ -61,7 +61,7 @@ class Model:
 def tiny_model(folder: Path | None = None) -> Model:
     """The tiny random-weight model of the tests, built on first use (seconds)."""
     folder = folder or Path(tempfile.gettempdir()) / f"slotwise-models-{os.getuid()}"
-    built = _output([sys.executable, "-m", "launcher.tiny_model", str(folder)])
+    built = _output([sys.executable, "-m", "slotwise.launcher.tiny_model", str(folder)])
     return Model(Path(built))
 
 
@@ -87,7 +87,7 @@ def bare(model: Model, flags: Sequence[str], binary: str | None = None) -> Itera
     Raises :class:`ServerError` when it does not answer within ``START_S``.
     """
     port = free_port()
-    command = [binary] if binary else [sys.executable, "-m", "launcher.embedded"]
+    command = [binary] if binary else [sys.executable, "-m", "slotwise.launcher.embedded"]
     command += ["-m", str(model.path), *model.flags, *flags]
     command += ["-t", str(model.threads), "--host", "127.0.0.1", "--port", str(port)]
     with _process(command) as (process, log):
@@ -108,7 +108,7 @@ def slotwise(
 ) -> Iterator[Server]:
     """slotwise and the engine it starts; ``ctx_size`` is the total of all slots, in tokens.
 
-    ``checkout``: the folder of another version of the code, to run that one.
+    ``checkout``: the folder of another version of the code, with its own ``.venv``, to run it.
     """
     server: dict[str, Any] = {
         "model": str(model.path),
@@ -124,13 +124,31 @@ def slotwise(
     with scratch.folder() as folder:
         path = folder / "bench.yaml"
         path.write_text(yaml.safe_dump(profile, sort_keys=False))
-        command = [sys.executable, "-m", "launcher.cli", "serve", str(path), "--port", "0"]
+        command = [
+            _python(checkout),
+            "-m",
+            "slotwise.launcher.cli",
+            "serve",
+            str(path),
+            "--port",
+            "0",
+        ]
         command += ["--state-dir", str(folder / "state")]
-        with _process(command, checkout) as (process, log):
+        with _process(command) as (process, log):
             url = _wait(process, log, lambda: _ready_url(log))
             _wait(process, log, lambda: _healthy(url, "/health/ready"))
             lines = [_shown(command), *_children(process.pid)]
             yield Server(url, lines, pinned=True, pid=process.pid)
+
+
+def _python(checkout: Path | None) -> str:
+    """The interpreter that runs this version of the code, or the one of another checkout."""
+    if checkout is None:
+        return sys.executable
+    python = checkout / ".venv" / "bin" / "python"
+    if not python.exists():
+        raise ServerError(f"{checkout}: no .venv/bin/python there; `make test` makes it")
+    return str(python)
 
 
 @contextmanager
@@ -160,9 +178,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def _process(
-    command: Sequence[str], folder_of_code: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def _process(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A child whose output goes to a file (never to a pipe that could fill).
 
     In a session of its own, as slotwise starts its engines: Linux shares a busy machine among
@@ -175,7 +191,6 @@ def _process(
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=folder_of_code,
                 start_new_session=True,
                 preexec_fn=dying_with_us(),
             )

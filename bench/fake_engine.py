@@ -1,6 +1,6 @@
 """A llama-server that computes nothing, so that what stands in front of it is what is measured.
 
-    python -m bench.fake_engine --engine http://127.0.0.1:8080 --port 8081 -np 4 -c 524288
+    python -m slotwise.bench.fake_engine --engine http://127.0.0.1:8080 --port 8081 -np 4 -c 524288
 
 Streams come from memory, each event in a write of its own, as an engine sends them: the events of
 all running streams together, ``pace_us`` of the last request apart (0: as fast as they go). What a
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from bench.command_line import count, parser_of, port
+from slotwise.bench.command_line import count, parser_of, port
 
 HEAD_END = b"\r\n\r\n"
 FORWARDED = ("/apply-template", "/tokenize", "/detokenize", "/v1/models")
@@ -271,7 +271,7 @@ def _content_length(head: bytes) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of("bench.fake_engine", __doc__)
+    parser = parser_of("slotwise.bench.fake_engine", __doc__)
     parser.add_argument("--engine", required=True, help="URL of the real engine")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=port, default=0)

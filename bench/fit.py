@@ -18,8 +18,8 @@ import numpy.typing as npt
 import yaml
 from scipy.optimize import nnls
 
-from bench.cost_model import CostModel, Outside, Prefill
-from bench.sender import Outcome
+from slotwise.bench.cost_model import CostModel, Outside, Prefill
+from slotwise.bench.sender import Outcome
 
 _REWEIGHTED = 20  # times
 _SMALL_ERROR = 0.02  # smaller ones are all alike

@@ -1,5 +1,5 @@
 """What admitted requests cost in memory, beside what their reserves said: ``python -m
-bench.memory_cost``.
+slotwise.bench.memory_cost``.
 
 Long prompts, each new, one after the other through slotwise on a real engine with the tiny model.
 Measured is what the processes of engine and slotwise have of their own (no file pages, which
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
-from bench import engines
-from bench.command_line import count, parser_of
-from bench.engines import Model, Server
+from slotwise.bench import engines
+from slotwise.bench.command_line import count, parser_of
+from slotwise.bench.engines import Model, Server
 
 MIB = 2**20
 SLACK_BYTES = 2 * MIB  # of one request: allocators take pages in pieces, and give them back late
@@ -169,7 +169,7 @@ def _mib(n_bytes: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; status 1 where a promise was broken."""
-    parser = parser_of("bench.memory_cost", __doc__)
+    parser = parser_of("slotwise.bench.memory_cost", __doc__)
     parser.add_argument("--requests", type=count, default=100, help="(%(default)s)")
     parser.add_argument("--tokens", type=count, default=30_000, help="of a prompt (%(default)s)")
     given = parser.parse_args(arguments)

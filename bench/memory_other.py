@@ -1,4 +1,6 @@
-"""Whether the memory bar's ``other`` is what others held before: ``python -m bench.memory_other``.
+"""Whether the memory bar's ``other`` is what others held before.
+
+    python -m slotwise.bench.memory_other
 
 Profiles are started one after the other, with nothing asked of them. Before each start it is
 measured what the machine's memory is used for: MemTotal - MemAvailable, less what lies on the
@@ -26,8 +28,8 @@ from typing import Any
 import httpx
 import psutil
 
-from bench import engines, scratch
-from bench.command_line import count, parser_of
+from slotwise.bench import engines, scratch
+from slotwise.bench.command_line import count, parser_of
 
 MIB = 2**20
 PROFILES = ("tiny", "demo")
@@ -123,7 +125,7 @@ def measure(profile: str) -> Start:
     """Start it, look, end it; raises ``bench.engines.ServerError`` where it does not start."""
     before = _median([machine() for _ in _looks()])
     with scratch.folder() as folder:
-        command = [sys.executable, "-m", "launcher.cli", "serve", profile]
+        command = [sys.executable, "-m", "slotwise.launcher.cli", "serve", profile]
         command += ["--port", str(engines.free_port()), "--state-dir", str(folder)]
         with engines.running(command) as server, httpx.Client(base_url=server.url) as client:
             _settled(client, profile)
@@ -194,7 +196,7 @@ def _middle(values: Sequence[int]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; status 1 where a promise was broken or a server did not start."""
-    parser = parser_of("bench.memory_other", __doc__)
+    parser = parser_of("slotwise.bench.memory_other", __doc__)
     parser.add_argument("--starts", type=count, default=3, help="of each profile (%(default)s)")
     parser.add_argument("--profiles", nargs="+", default=PROFILES, choices=PROFILES)
     given = parser.parse_args(arguments)

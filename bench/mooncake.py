@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.block_trace import MOONCAKE_BLOCK_TOKENS
-from policies.prefix import Tokens
+from slotwise.bench.block_trace import MOONCAKE_BLOCK_TOKENS
+from slotwise.policies.prefix import Tokens
 
 _BLOCK_BYTES = 4 * MOONCAKE_BLOCK_TOKENS
 

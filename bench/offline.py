@@ -5,8 +5,9 @@ served (and its answer), and a new prompt reuses the common prefix. What is left
 slot, which is what is compared: slotwise's own scheduler object against the plain rules that other
 servers use, and against the bounds of what any choice could reach.
 
-    python -m bench.offline --tokenizer tokenizer.json [TRACE ...] [--pairs 4/4,8/4] [--answers]
-    python -m bench.offline claude_code.blocks [--replaced]
+    python -m slotwise.bench.offline --tokenizer tokenizer.json [TRACE ...] [--pairs 4/4,8/4]
+        [--answers]
+    python -m slotwise.bench.offline claude_code.blocks [--replaced]
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from bench import bounds, sim_rows, sim_workload, trace, workload
-from bench.command_line import count, mapping, pairs, parser_of, seconds
-from bench.report import markdown_table
-from bench.rows import Renderer, Row, total
-from bench.sim_workload import Ask, Workload
-from policies.params import Params, from_mapping
-from policies.prefix import EMPTY, Tokens, lcp
-from policies.types import Request
-from proxy.actions import Dispatch, WakeAt
-from proxy.events import EngineReady, RequestArrived, RequestFinished, Tick
-from proxy.scheduler import Scheduler
+from slotwise.bench import bounds, sim_rows, sim_workload, trace, workload
+from slotwise.bench.command_line import count, mapping, pairs, parser_of, seconds
+from slotwise.bench.report import markdown_table
+from slotwise.bench.rows import Renderer, Row, total
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.policies.params import Params, from_mapping
+from slotwise.policies.prefix import EMPTY, Tokens, lcp
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Dispatch, WakeAt
+from slotwise.proxy.events import EngineReady, RequestArrived, RequestFinished, Tick
+from slotwise.proxy.scheduler import Scheduler
 
 TRACES = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst", "mix")
 MIX = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst")
@@ -249,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"--policy: {'; '.join(faults)}")
         table = _table(options, params)
     except (ValueError, OSError) as error:
-        print(f"bench.offline: {error}", file=sys.stderr)
+        print(f"slotwise.bench.offline: {error}", file=sys.stderr)
         return 2
     print(markdown_table(table))
     return 0
@@ -277,7 +278,7 @@ def _text_rows(name: str, live: int, options: argparse.Namespace) -> list[Row]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = parser_of("bench.offline", __doc__)
+    parser = parser_of("slotwise.bench.offline", __doc__)
     parser.add_argument("traces", nargs="*", default=TRACES, help="trace names; mix = several")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, for traces of texts")
     parser.add_argument(

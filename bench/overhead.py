@@ -1,4 +1,6 @@
-"""What slotwise adds to a call and to every event of a stream: ``python -m bench.overhead``.
+"""What slotwise adds to a call and to every event of a stream.
+
+    python -m slotwise.bench.overhead
 
 A direct call, nginx as a plain pass-through, and slotwise with all of its work, in turns within one
 run, before a fake engine that answers at once. Time to the first token is taken one request at a
@@ -24,12 +26,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import engines, overhead_arms
-from bench.command_line import count, parser_of
-from bench.overhead_arms import Arm
-from bench.overhead_load import CHAT, LoadError, Talker, post, streams, undisturbed
-from bench.overhead_prompts import Turn, long_turns, short_turns
-from bench.overhead_report import LONG, SHORT, Figures, Flows, report
+from slotwise.bench import engines, overhead_arms
+from slotwise.bench.command_line import count, parser_of
+from slotwise.bench.overhead_arms import Arm
+from slotwise.bench.overhead_load import CHAT, LoadError, Talker, post, streams, undisturbed
+from slotwise.bench.overhead_prompts import Turn, long_turns, short_turns
+from slotwise.bench.overhead_report import LONG, SHORT, Figures, Flows, report
 
 EVENT_US = 240  # between the events of a stream, as measured elsewhere
 TOKENS, PACE_US = 3, 2000  # of an answer whose first token is timed: nothing else comes with it
@@ -144,7 +146,7 @@ def running_arms(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of("bench.overhead", __doc__)
+    parser = parser_of("slotwise.bench.overhead", __doc__)
     defaults = Size()
     for name, what in (
         ("short", "requests of 200 tokens"),
@@ -171,7 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(told)
     if given.write:
-        command = shlex.join(["python", "-m", "bench.overhead", *(arguments or sys.argv[1:])])
+        command = shlex.join(
+            ["python", "-m", "slotwise.bench.overhead", *(arguments or sys.argv[1:])]
+        )
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(f"# What slotwise adds\n\n`{command}`\n\n{told}\n")
     return 0

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from bench import engines, scratch
-from bench.engines import Model, ServerError
+from slotwise.bench import engines, scratch
+from slotwise.bench.engines import Model, ServerError
 
 RUNNING = 16
 SLOTS = RUNNING + 2  # so that all streams find the slot they had
 WINDOW = 131_072
-FAKE = "bench.fake_engine"
+FAKE = "slotwise.bench.fake_engine"
 SLOTWISE = f"slotwise serve PROFILE, parallel: {SLOTS}, max_running: {RUNNING}, binary: the fake"
 NGINX = """\
 daemon off;
@@ -108,11 +108,9 @@ def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) ->
     """
     with scratch.folder() as folder:
         program = folder / "llama-server"
-        here = str(Path(__file__).resolve().parent.parent)
-        found = shlex.quote(":".join(filter(None, [here, os.environ.get("PYTHONPATH")])))
         fake = shlex.join([sys.executable, "-P", "-m", FAKE, "--engine", engine_url])
         # The fake is always this version's: only the proxy is exchanged.
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={found} exec {fake} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {fake} "$@"\n')
         program.chmod(0o755)
         started = engines.slotwise(
             model,

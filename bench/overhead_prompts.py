@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from bench.overhead_load import CHAT, post
-from bench.prompt_corpus import code_text
-from policies.prefix import EMPTY, Tokens, lcp, pack
+from slotwise.bench.overhead_load import CHAT, post
+from slotwise.bench.prompt_corpus import code_text
+from slotwise.policies.prefix import EMPTY, Tokens, lcp, pack
 
 LIMIT_S = 60.0
 CHARS_A_TOKEN = 3.4  # of code, by the tiny model's vocabulary

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.overhead_arms import Arm
-from bench.report import markdown_table, percentile
+from slotwise.bench.overhead_arms import Arm
+from slotwise.bench.report import markdown_table, percentile
 
 SHORT, LONG = "200", "100k"
 DIRECT, NGINX = "direct", "nginx"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import trace
+from slotwise.bench import trace
 
 TRACES = ("aider_analytics", "cline", "miniswe", "oasst", "opendevin", "sweagent", "tau_airline")
 _LONGEST_CHARS = 6000

@@ -8,7 +8,7 @@ covers, and loading moves it out.
 
 from __future__ import annotations
 
-from policies.prefix import Tokens, lcp
+from slotwise.policies.prefix import Tokens, lcp
 
 _LEAST_KEEP = 0.25  # an entry of which less would be kept is not spent on a prompt
 

@@ -23,13 +23,13 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import client, mooncake, replay_figures, scripts, sender, steps
-from bench.command_line import count, parser_of, seconds, url
-from bench.report import cell
-from bench.scripts import ORDERS, JournalReader, Wanted
-from bench.sender import How, Outcome, ReplayError
-from bench.steps import Chat, Script
-from policies.prefix import Tokens
+from slotwise.bench import client, mooncake, replay_figures, scripts, sender, steps
+from slotwise.bench.command_line import count, parser_of, seconds, url
+from slotwise.bench.report import cell
+from slotwise.bench.scripts import ORDERS, JournalReader, Wanted
+from slotwise.bench.sender import How, Outcome, ReplayError
+from slotwise.bench.steps import Chat, Script
+from slotwise.policies.prefix import Tokens
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "SLOTWISE_API_KEY"
@@ -191,7 +191,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command by itself; returns its exit status."""
-    parser = parser_of("bench.replay", __doc__)
+    parser = parser_of("slotwise.bench.replay", __doc__)
     _arguments(parser)
     return run(parser.parse_args(argv))
 

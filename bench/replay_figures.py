@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from bench.report import percentile
-from bench.sender import Outcome, Sent
+from slotwise.bench.report import percentile
+from slotwise.bench.sender import Outcome, Sent
 
 
 def reuse(outcome: Outcome) -> float | None:

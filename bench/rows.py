@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import orjson
 from tokenizers import Tokenizer
 
-from bench.trace import Call, Message
-from policies.prefix import Tokens, pack
+from slotwise.bench.trace import Call, Message
+from slotwise.policies.prefix import Tokens, pack
 
 
 @dataclass(frozen=True, slots=True)

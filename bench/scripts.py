@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from bench import sim_rows, sim_workload, trace, workload
-from bench.block_trace import is_block_trace, is_local, knows_sessions
-from bench.steps import Chat, Ids, Script, Step, of_workload
-from bench.trace import Call, TraceError
-from policies.types import Request
-from proxy.events import Event, RequestArrived, RequestFinished
+from slotwise.bench import sim_rows, sim_workload, trace, workload
+from slotwise.bench.block_trace import is_block_trace, is_local, knows_sessions
+from slotwise.bench.steps import Chat, Ids, Script, Step, of_workload
+from slotwise.bench.trace import Call, TraceError
+from slotwise.policies.types import Request
+from slotwise.proxy.events import Event, RequestArrived, RequestFinished
 
 ORDERS = {
     "shuffled": "closed loop, sessions in a random order",

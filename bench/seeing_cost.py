@@ -1,6 +1,6 @@
 """What it costs to be seen: the proxy's processor time per request, unseen and seen, by turns.
 
-    python -m bench.seeing_cost [--requests 4000]
+    python -m slotwise.bench.seeing_cost [--requests 4000]
 
 Three ways, of the same process, by short turns (A/B/C, B/C/A, ...), so that a machine that is busy
 with other things slows all alike. *Unseen*: metrics count nothing and nobody asks. *Counted*:
@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from bench.command_line import count, parser_of
-from bench.overhead_load import CHAT, Talker, post
-from bench.report import markdown_table
-from bench.seeing_server import READY, SWITCH
-from launcher.parent_death import dying_with_us
+from slotwise.bench.command_line import count, parser_of
+from slotwise.bench.overhead_load import CHAT, Talker, post
+from slotwise.bench.report import markdown_table
+from slotwise.bench.seeing_server import READY, SWITCH
+from slotwise.launcher.parent_death import dying_with_us
 
 STUB = ("-m", "tests.stub_server", "--slots", "8", "--ctx", "65536", "--answer-tokens", "16")
 STUB_READY = "listening on "
@@ -203,7 +203,7 @@ def measure(requests: int, per_turn: int) -> tuple[Way, Way, Way]:
     )
     with (
         running(STUB, STUB_READY) as (engine, _),
-        running(("-m", "bench.seeing_server", engine), READY) as (url, process),
+        running(("-m", "slotwise.bench.seeing_server", engine), READY) as (url, process),
     ):
         scraper = Scraper(url)
         turn(url, process, Way("warm", asks=True), scraper, WARM_UP)  # caches filled, code warm
@@ -216,7 +216,7 @@ def measure(requests: int, per_turn: int) -> tuple[Way, Way, Way]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = parser_of("bench.seeing_cost", __doc__)
+    parser = parser_of("slotwise.bench.seeing_cost", __doc__)
     parser.add_argument("--requests", type=count, default=4000, help="of each way")
     parser.add_argument("--turn", type=count, default=100, help="requests of one turn")
     options = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """The proxy whose cost of being seen is measured: its metrics can be taken out while it runs.
 
-    python -m bench.seeing_server http://127.0.0.1:8080
+    python -m slotwise.bench.seeing_server http://127.0.0.1:8080
 
 It is the proxy as it serves, before an engine that listens already. ``POST /bench/metrics/off``
 gives it metrics that count nothing, ``on`` the real ones again.
@@ -17,12 +17,12 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from bench.command_line import parser_of
-from policies.params import Cap, Keep, Params, Queue
-from proxy.app import create_app
-from proxy.driver import Driver
-from proxy.life import ServedProfile
-from proxy.metrics import Metrics
+from slotwise.bench.command_line import parser_of
+from slotwise.policies.params import Cap, Keep, Params, Queue
+from slotwise.proxy.app import create_app
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.metrics import Metrics
 
 READY = "measured proxy ready on "
 SWITCH = "/bench/metrics/"
@@ -82,7 +82,7 @@ async def serve(engine_url: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = parser_of("bench.seeing_server", __doc__)
+    parser = parser_of("slotwise.bench.seeing_server", __doc__)
     parser.add_argument("engine", metavar="URL")
     uvloop.run(serve(parser.parse_args(argv).engine))
     return 0

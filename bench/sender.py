@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
-from bench import client
-from bench.client import Answer, CallError
-from bench.steps import Script, Step
+from slotwise.bench import client
+from slotwise.bench.client import Answer, CallError
+from slotwise.bench.steps import Script, Step
 
 
 class ReplayError(RuntimeError):

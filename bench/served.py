@@ -18,12 +18,12 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import bounds, client, engines, sender
-from bench.engines import Model, Server
-from bench.rows import Row, rows_of, total
-from bench.sender import How, Outcome
-from bench.steps import Chat, Script, Step, plain
-from policies.prefix import Tokens
+from slotwise.bench import bounds, client, engines, sender
+from slotwise.bench.engines import Model, Server
+from slotwise.bench.rows import Row, rows_of, total
+from slotwise.bench.sender import How, Outcome
+from slotwise.bench.steps import Chat, Script, Step, plain
+from slotwise.policies.prefix import Tokens
 
 KV_BYTES = 528  # of a token in a saved state of the tiny model: 512 and its bookkeeping
 _PROFILE = Path(__file__).resolve().parents[1] / "configs" / "tiny.yaml"

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, overload
 
-from bench import bounds
-from bench.cost_model import CostModel
-from bench.report import percentile
-from bench.rows import Row
-from bench.sim_workload import Ask, Workload
-from bench.simulation import Run
+from slotwise.bench import bounds
+from slotwise.bench.cost_model import CostModel
+from slotwise.bench.report import percentile
+from slotwise.bench.rows import Row
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.bench.simulation import Run
 
 BASELINE = "llama.cpp"
 _RATIOS = ("TTFT s", "guest TTFT s", "session min")

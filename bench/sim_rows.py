@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.block_trace import CLAUDE_BLOCK_TOKENS, BlockCall
-from bench.rows import Row
-from policies.prefix import Tokens, lcp
+from slotwise.bench.block_trace import CLAUDE_BLOCK_TOKENS, BlockCall
+from slotwise.bench.rows import Row
+from slotwise.policies.prefix import Tokens, lcp
 
 _SESSION_BLOCKS = 32768  # numbers of one session's own blocks
 _ID_BYTES = 4

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from bench.block_trace import (
+from slotwise.bench.block_trace import (
     BlockCall,
     block_tokens,
     is_local,
     read_blocks,
 )
-from bench.rows import Row, RowSource
-from bench.sim_rows import Blocks, Fresh, Shape, block_row, output_tokens, session_rows
-from bench.trace import TraceError
-from policies.prefix import Tokens
+from slotwise.bench.rows import Row, RowSource
+from slotwise.bench.sim_rows import Blocks, Fresh, Shape, block_row, output_tokens, session_rows
+from slotwise.bench.trace import TraceError
+from slotwise.policies.prefix import Tokens
 
 _FIRST_FRESH, _FIRST_GUEST = 1 << 31, 3 << 30  # token ids; those of blocks lie below
 

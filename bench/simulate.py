@@ -21,14 +21,14 @@ import yaml
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import arms, cost_model, sim_report, sim_rows, sim_workload, trace
-from bench.block_trace import is_block_trace, knows_sessions
-from bench.command_line import between, count, mapping
-from bench.cost_model import CostModel
-from bench.report import markdown_table
-from bench.sim_workload import Workload
-from bench.simulation import SimulationError, simulate
-from policies.params import Params, from_mapping
+from slotwise.bench import arms, cost_model, sim_report, sim_rows, sim_workload, trace
+from slotwise.bench.block_trace import is_block_trace, knows_sessions
+from slotwise.bench.command_line import between, count, mapping
+from slotwise.bench.cost_model import CostModel
+from slotwise.bench.report import markdown_table
+from slotwise.bench.sim_workload import Workload
+from slotwise.bench.simulation import SimulationError, simulate
+from slotwise.policies.params import Params, from_mapping
 
 ARMS = "llama.cpp,llama.cpp-no-idle-slots,session-pin,longest-prefix,slotwise,optimum"
 _SIZES = {"k": 1000, "m": 1_000_000}

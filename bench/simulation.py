@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench.arms import ENGINE, PROFILE, Arm
-from bench.cost_model import CostModel
-from bench.engine_jobs import Job, Output
-from bench.engine_model import EngineModel
-from bench.sim_workload import Ask, Workload
-from policies.types import Request
-from proxy.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
-from proxy.asking import Asking, Pace
-from proxy.events import (
+from slotwise.bench.arms import ENGINE, PROFILE, Arm
+from slotwise.bench.cost_model import CostModel
+from slotwise.bench.engine_jobs import Job, Output
+from slotwise.bench.engine_model import EngineModel
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
+from slotwise.proxy.asking import Asking, Pace
+from slotwise.proxy.events import (
     EngineReady,
     Event,
     Failure,

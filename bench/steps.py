@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.client import CHAT, COMPLETION
-from bench.sim_workload import Ask, Workload
-from bench.trace import Call
-from policies.prefix import Tokens
+from slotwise.bench.client import CHAT, COMPLETION
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.bench.trace import Call
+from slotwise.policies.prefix import Tokens
 
 # Token ids that are pieces of plain text in the vocabularies of all models we know of: special
 # ones lie at either end.

@@ -25,10 +25,10 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from bench import client, engines, suite_mixed, suite_reality, suite_simulated, suite_slots
-from bench.floor import report as floor_report
-from bench.sender import ReplayError
-from bench.served import Bench
+from slotwise.bench import client, engines, suite_mixed, suite_reality, suite_simulated, suite_slots
+from slotwise.bench.floor import report as floor_report
+from slotwise.bench.sender import ReplayError
+from slotwise.bench.served import Bench
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Measure = Callable[[Bench, bool], str]

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench import engines, replay_figures, served, trace, workload
-from bench.report import markdown_table
-from bench.scripts import Wanted, of_calls
-from bench.served import Arm, Bench, Played
-from bench.steps import Script, Step
-from bench.suite_slots import SLOTS, launches
-from bench.trace import Call
-from policies.prefix import Tokens
+from slotwise.bench import engines, replay_figures, served, trace, workload
+from slotwise.bench.report import markdown_table
+from slotwise.bench.scripts import Wanted, of_calls
+from slotwise.bench.served import Arm, Bench, Played
+from slotwise.bench.steps import Script, Step
+from slotwise.bench.suite_slots import SLOTS, launches
+from slotwise.bench.trace import Call
+from slotwise.policies.prefix import Tokens
 
 TRACES = (
     *("tau_airline", "sweagent", "miniswe", "opendevin"),

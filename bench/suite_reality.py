@@ -15,20 +15,27 @@ from statistics import fmean
 
 import numpy as np
 
-from bench import arms, calibrate, fit, replay_figures, served, sim_report, trace
-from bench.arms import Arm
-from bench.as_simulated import Prompts, as_workload, prompts
-from bench.calibrate import Calibrated
-from bench.cost_model import COSTS, CostModel
-from bench.report import markdown_table
-from bench.scripts import Wanted, of_calls
-from bench.served import Bench
-from bench.side_by_side import Figures, Pair, order, row
-from bench.simulation import simulate
-from bench.steps import Script, Step
-from bench.suite_mixed import MOST_PROMPT, PARK_TOKENS, THINK_S, THINK_SCALE, four_arms, shorter
-from bench.suite_slots import SLOTS
-from policies.params import from_mapping
+from slotwise.bench import arms, calibrate, fit, replay_figures, served, sim_report, trace
+from slotwise.bench.arms import Arm
+from slotwise.bench.as_simulated import Prompts, as_workload, prompts
+from slotwise.bench.calibrate import Calibrated
+from slotwise.bench.cost_model import COSTS, CostModel
+from slotwise.bench.report import markdown_table
+from slotwise.bench.scripts import Wanted, of_calls
+from slotwise.bench.served import Bench
+from slotwise.bench.side_by_side import Figures, Pair, order, row
+from slotwise.bench.simulation import simulate
+from slotwise.bench.steps import Script, Step
+from slotwise.bench.suite_mixed import (
+    MOST_PROMPT,
+    PARK_TOKENS,
+    THINK_S,
+    THINK_SCALE,
+    four_arms,
+    shorter,
+)
+from slotwise.bench.suite_slots import SLOTS
+from slotwise.policies.params import from_mapping
 
 CHECKED_ON = "sweagent"
 _NO_SNAPSHOTS = "llama.cpp-no-idle-slots"

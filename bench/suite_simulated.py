@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from bench import simulate
-from bench.report import markdown_table
-from bench.served import Bench
+from slotwise.bench import simulate
+from slotwise.bench.report import markdown_table
+from slotwise.bench.served import Bench
 
 _TRACE, _HEAVIER = "claude_code.blocks", "claude_code_300.blocks"
 _GRID = "4/4/90k,8/8/90k,8/4/90k,16/8/350k"

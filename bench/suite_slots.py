@@ -8,14 +8,14 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from bench import replay_figures, served, workload
-from bench.report import markdown_table
-from bench.scripts import Wanted, of_calls
-from bench.sender import Outcome
-from bench.served import Bench, Played
-from bench.steps import Script, Step
-from bench.trace import Call
-from policies.prefix import Tokens, lcp
+from slotwise.bench import replay_figures, served, workload
+from slotwise.bench.report import markdown_table
+from slotwise.bench.scripts import Wanted, of_calls
+from slotwise.bench.sender import Outcome
+from slotwise.bench.served import Bench, Played
+from slotwise.bench.steps import Script, Step
+from slotwise.bench.trace import Call
+from slotwise.policies.prefix import Tokens, lcp
 
 SLOTS = 4
 _FOLDER = re.compile(r"(?<= )/\S*/")

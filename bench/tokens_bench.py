@@ -1,4 +1,6 @@
-"""Do prompts become the engine's own tokens, at what cost: ``python -m bench.tokens_bench``.
+"""Do prompts become the engine's own tokens, and at what cost.
+
+    python -m slotwise.bench.tokens_bench
 
 ``--equality``: thousands of hard prompts through the real engine, every id compared. Without: one
 agent's conversation of 100,000 tokens that adds 500 a turn, at once and after a pause; encoding and
@@ -24,16 +26,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench import engines
-from bench.command_line import count, parser_of
-from bench.prompt_corpus import code_text, conversation, prompts
-from launcher import gguf_header
-from policies.prefix import pack
-from proxy.encoders import Source
-from proxy.engine import EngineClient
-from proxy.knowledge import Knowledge
-from proxy.prepare import Kind, Prepared
-from proxy.tokenize import Tokenizer
+from slotwise.bench import engines
+from slotwise.bench.command_line import count, parser_of
+from slotwise.bench.prompt_corpus import code_text, conversation, prompts
+from slotwise.launcher import gguf_header
+from slotwise.policies.prefix import pack
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.knowledge import Knowledge
+from slotwise.proxy.prepare import Kind, Prepared
+from slotwise.proxy.tokenize import Tokenizer
 
 PROVE_S = 120.0
 TURNS = 40
@@ -241,7 +243,7 @@ async def stalls(path: Path, url: str) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = parser_of("bench.tokens_bench", __doc__)
+    parser = parser_of("slotwise.bench.tokens_bench", __doc__)
     parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
     parser.add_argument("--equality", action="store_true", help="compare ids instead of times")
     parser.add_argument("--prompts", type=count, default=2000, help="how many to compare")

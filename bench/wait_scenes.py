@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from bench.rows import Row
-from bench.sim_workload import Ask, Workload
-from policies.params import Params, from_mapping
-from policies.prefix import pack
-from policies.types import SIDE_JOB
+from slotwise.bench.rows import Row
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.policies.params import Params, from_mapping
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import SIDE_JOB
 
 SOAK_S = 600.0
 _MOST_TOKENS, _TALKS = 1 << 18, 1 << 14  # ids of their own for each of so many conversations

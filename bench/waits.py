@@ -1,6 +1,6 @@
 """No wait without its bound: every one that the rules know, with the longest that was seen.
 
-    python -m bench.waits
+    python -m slotwise.bench.waits
 
 The very scheduler that serves, in virtual time. The *soak*: ten minutes in which one key sends 100
 requests at once, another one each 3 s, side jobs come each 4 s, and more agents live than there are
@@ -19,13 +19,13 @@ from typing import Any
 
 import orjson
 
-from bench import cost_model, wait_scenes
-from bench.command_line import parser_of
-from bench.report import markdown_table, percentile
-from bench.simulation import Run
-from bench.wait_scenes import Scene
-from bench.watched import Bound, Longest, bounds, watched
-from policies.params import Params
+from slotwise.bench import cost_model, wait_scenes
+from slotwise.bench.command_line import parser_of
+from slotwise.bench.report import markdown_table, percentile
+from slotwise.bench.simulation import Run
+from slotwise.bench.wait_scenes import Scene
+from slotwise.bench.watched import Bound, Longest, bounds, watched
+from slotwise.policies.params import Params
 
 
 def longest(scene: Scene) -> tuple[Longest, Run]:
@@ -77,7 +77,7 @@ def _clients(run: Run) -> list[dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status: 1 where a wait went past its bound."""
-    parser = parser_of("bench.waits", __doc__)
+    parser = parser_of("slotwise.bench.waits", __doc__)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
     rows, clients = measure()

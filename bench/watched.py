@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bench.arms import PROFILE, SLOTWISE, Arm, slotwise_setup
-from bench.cost_model import CostModel
-from bench.sim_workload import Workload
-from bench.simulation import Run, simulate
-from policies.bounds import most_s
-from policies.params import Params
-from policies.types import Reason, Request
-from proxy.actions import Action, Dispatch, Refuse
-from proxy.events import Event, RequestArrived
-from proxy.scheduler import Scheduler
+from slotwise.bench.arms import PROFILE, SLOTWISE, Arm, slotwise_setup
+from slotwise.bench.cost_model import CostModel
+from slotwise.bench.sim_workload import Workload
+from slotwise.bench.simulation import Run, simulate
+from slotwise.policies.bounds import most_s
+from slotwise.policies.params import Params
+from slotwise.policies.types import Reason, Request
+from slotwise.proxy.actions import Action, Dispatch, Refuse
+from slotwise.proxy.events import Event, RequestArrived
+from slotwise.proxy.scheduler import Scheduler
 
 GUEST, OVERTAKEN, WHOLE, STREAMED = "guest", "overtaken", "whole", "streamed"
 TIMER_S = 0.01  # how late a timer may be

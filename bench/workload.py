@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from bench import trace
-from bench.trace import Call, Message
+from slotwise.bench import trace
+from slotwise.bench.trace import Call, Message
 
 T = TypeVar("T")
 Moment = list[Call]

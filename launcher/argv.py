@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from launcher.settings import EMBEDDED, LaunchedServer
+from slotwise.launcher.settings import EMBEDDED, LaunchedServer
 
 SIMILARITY_WITH_RAM_CACHE = "0.1"
 
@@ -118,12 +118,12 @@ def launch_argv(
 def command(binary: str) -> list[str]:
     """How the engine's program is called."""
     if binary == EMBEDDED:
-        return [sys.executable, "-P", "-m", "launcher.embedded"]
+        return [sys.executable, "-P", "-m", "slotwise.launcher.embedded"]
     return [binary]
 
 
 def infill_flags(server: LaunchedServer) -> dict[str, Any]:
-    """What the line says of ``/infill``, as the fields of ``proxy.fim.InfillFlags``."""
+    """What the line says of ``/infill``, as the fields of ``slotwise.proxy.fim.InfillFlags``."""
     flags: dict[str, Any] = {"n_batch": server.batch_size}
     for given, value in pairwise([*server.extra_args, ""]):
         spelling = given.replace("_", "-") if given.startswith("--") else given
@@ -165,7 +165,4 @@ def launch_env(
     llama.cpp/config.ini would add settings that are not on the launch line.
     """
     kept = {name: v for name, v in inherited.items() if not name.startswith(_REFUSED_ENV)}
-    if server.binary == EMBEDDED:  # found from any working directory, installed or not
-        root = str(Path(__file__).resolve().parent.parent)
-        kept["PYTHONPATH"] = ":".join(filter(None, [root, kept.get("PYTHONPATH")]))
     return kept | {"XDG_CONFIG_HOME": str(directory)} | server.env | {"LLAMA_API_KEY": api_key}

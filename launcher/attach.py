@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from launcher import readiness
-from launcher.listener import Cause, Listener, Loss
+from slotwise.launcher import readiness
+from slotwise.launcher.listener import Cause, Listener, Loss
 
 log = logging.getLogger(__name__)
 PAUSE_S = 2.0  # between looks; also what an engine under load is spared

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.model_shape import ModelShape, Row
+from slotwise.launcher.model_shape import ModelShape, Row
 
 CELL_PAD = 256  # llama.cpp rounds a stream's cells up to this
 F32_BYTES = 4

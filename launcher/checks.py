@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher import argv, engine_flags, gguf_header, gguf_tensors, models
-from launcher.faults import shown
-from launcher.paths import located, program
-from launcher.settings import EMBEDDED, MIN_WINDOW, AttachedServer, LaunchedServer
+from slotwise.launcher import argv, engine_flags, gguf_header, gguf_tensors, models
+from slotwise.launcher.faults import shown
+from slotwise.launcher.paths import located, program
+from slotwise.launcher.settings import EMBEDDED, MIN_WINDOW, AttachedServer, LaunchedServer
 
 
 def padded(window: int) -> int:

@@ -24,20 +24,20 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from launcher import command_line, memory_plan, own_process, status, wiring
-from launcher import explain as ask_why
-from launcher.command_line import EXIT_FAULT, EXIT_USAGE, UsageError
-from launcher.engines import Engines
-from launcher.fitting import Fit
-from launcher.meters import Meters
-from launcher.planned import PlanError, Planned
-from launcher.profile import Profile, ProfileError, SectionCheck, load_all
-from policies import params
-from proxy import cors, explain, http_protocol, journal, kinds, normalize
-from proxy.app import create_app
-from proxy.driver import Driver
-from proxy.journal import Journal
-from proxy.ledger import Ledger
+from slotwise.launcher import command_line, memory_plan, own_process, status, wiring
+from slotwise.launcher import explain as ask_why
+from slotwise.launcher.command_line import EXIT_FAULT, EXIT_USAGE, UsageError
+from slotwise.launcher.engines import Engines
+from slotwise.launcher.fitting import Fit
+from slotwise.launcher.meters import Meters
+from slotwise.launcher.planned import PlanError, Planned
+from slotwise.launcher.profile import Profile, ProfileError, SectionCheck, load_all
+from slotwise.policies import params
+from slotwise.proxy import cors, explain, http_protocol, journal, kinds, normalize
+from slotwise.proxy.app import create_app
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.journal import Journal
+from slotwise.proxy.ledger import Ledger
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
@@ -93,16 +93,16 @@ def _measure(words: list[str]) -> int:
     commands = parser.add_subparsers(dest="command")
     try:
         if words[0] == "replay":
-            from bench import replay
+            from slotwise.bench import replay
 
             replay.add_parser(commands)
             return replay.run(parser.parse_args(words), journal.read)
         if words[0] == "bench":
-            from bench import suite
+            from slotwise.bench import suite
 
             suite.add_parser(commands)
             return suite.run(parser.parse_args(words))
-        from bench import simulate
+        from slotwise.bench import simulate
 
         simulate.add_parser(commands)
         return simulate.run(parser.parse_args(words))

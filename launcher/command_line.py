@@ -12,9 +12,9 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
-from launcher import argv, explain, status
-from launcher.profile import Profile, brought
-from launcher.settings import AttachedServer, LaunchedServer
+from slotwise.launcher import argv, explain, status
+from slotwise.launcher.profile import Profile, brought
+from slotwise.launcher.settings import AttachedServer, LaunchedServer
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2

@@ -8,8 +8,8 @@ coarser. After the first start the measured size takes the place of this one.
 
 from __future__ import annotations
 
-from launcher.cache_size import F32_BYTES, Context
-from launcher.model_shape import ModelShape
+from slotwise.launcher.cache_size import F32_BYTES, Context
+from slotwise.launcher.model_shape import ModelShape
 
 F16_BYTES = 2
 _FEED_FORWARD_COPIES = 3  # up, gate and their product

@@ -1,6 +1,6 @@
 """llama.cpp's own server from a Python wheel, as a process that behaves like ``llama-server``.
 
-    python -m launcher.embedded -m MODEL.gguf --port 8080 -np 4 -c 32768
+    python -m slotwise.launcher.embedded -m MODEL.gguf --port 8080 -np 4 -c 32768
 
 The wheel holds the server as an extension: its HTTP threads, its inference loop, its endpoints.
 What it lacks is the program around them, which is this file: the command line, the exit codes and
@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from launcher import engine_flags
+from slotwise.launcher import engine_flags
 
 EXIT_FAULT = 1
 HIGHEST_PORT = 65535

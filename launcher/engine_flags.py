@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-USAGE = "usage: python -m launcher.embedded -m MODEL.gguf [llama-server flags]"
+USAGE = "usage: python -m slotwise.launcher.embedded -m MODEL.gguf [llama-server flags]"
 
 # The settings that llama-server sets itself where the command line does not.
 AUTO_SLOTS = 4

@@ -14,20 +14,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher import argv, command_line, residents, wiring
-from launcher.attach import Attachment
-from launcher.command_line import UsageError
-from launcher.listener import Cause, Loss
-from launcher.meters import Meters
-from launcher.planned import Planned
-from launcher.profile import Profile
-from launcher.residency import Headroom
-from launcher.residents import Residents
-from launcher.roles import Patience, Roles
-from launcher.settings import AttachedServer, LaunchedServer
-from launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
-from proxy.actions import Level, Reclaim
-from proxy.driver import Driver
+from slotwise.launcher import argv, command_line, residents, wiring
+from slotwise.launcher.attach import Attachment
+from slotwise.launcher.command_line import UsageError
+from slotwise.launcher.listener import Cause, Loss
+from slotwise.launcher.meters import Meters
+from slotwise.launcher.planned import Planned
+from slotwise.launcher.profile import Profile
+from slotwise.launcher.residency import Headroom
+from slotwise.launcher.residents import Residents
+from slotwise.launcher.roles import Patience, Roles
+from slotwise.launcher.settings import AttachedServer, LaunchedServer
+from slotwise.launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
+from slotwise.proxy.actions import Level, Reclaim
+from slotwise.proxy.driver import Driver
 
 log = logging.getLogger("slotwise")
 LRU_LINE = "selected slot by LRU"  # it chose itself, and not by what the slots hold

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher import asking
-from launcher.asking import AskError
+from slotwise.launcher import asking
+from slotwise.launcher.asking import AskError
 
 EXIT_FAULT = 1
 _MOST_LISTED = 1000

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from launcher import plan as planning
-from launcher.cache_size import CacheError
-from launcher.plan import GIB, NO_LIMIT, Engine, Plan
-from launcher.residency import Headroom
+from slotwise.launcher import plan as planning
+from slotwise.launcher.cache_size import CacheError
+from slotwise.launcher.plan import GIB, NO_LIMIT, Engine, Plan
+from slotwise.launcher.residency import Headroom
 
 # What takes no more than this freezes no box: it is let through with a warning. So a small model
 # on a machine that is short for a moment still starts; its requests wait at the gate.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher import gguf_tensors
+from slotwise.launcher import gguf_tensors
 
 MAGIC = b"GGUF"
 # Type number -> struct format of a scalar.
@@ -97,7 +97,7 @@ def read(path: Path) -> Header:
 
 
 def read_vocabulary(path: Path) -> dict[str, Any] | None:
-    """The fields of ``proxy.vocabulary.Vocabulary``; None: the file holds no vocabulary.
+    """The fields of ``slotwise.proxy.vocabulary.Vocabulary``; None: the file holds no vocabulary.
 
     Takes about a second for 262,000 tokens. Raises HeaderError, OSError.
     """

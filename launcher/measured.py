@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from launcher import pid_file
-from launcher.plan import PROCESS, VOCABULARY, Measured, Plan
-from launcher.residency import growth_to_come
+from slotwise.launcher import pid_file
+from slotwise.launcher.plan import PROCESS, VOCABULARY, Measured, Plan
+from slotwise.launcher.residency import growth_to_come
 
 FILE_NAME = "memory.json"
 LOGGED, PROCESS_SIZE, FELL = "the engine's log", "size of the process", "fall of MemAvailable"

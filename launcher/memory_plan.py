@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher import fitting, machine, measured, plan_words
-from launcher.fitting import Fit, Judgement
-from launcher.machine import Machine
-from launcher.plan import GIB, in_gib
-from launcher.planned import PlanError, Planned, planned
-from launcher.profile import Profile
-from launcher.residency import Headroom, verdict
-from launcher.settings import LaunchedServer, RoleSection
+from slotwise.launcher import fitting, machine, measured, plan_words
+from slotwise.launcher.fitting import Fit, Judgement
+from slotwise.launcher.machine import Machine
+from slotwise.launcher.plan import GIB, in_gib
+from slotwise.launcher.planned import PlanError, Planned, planned
+from slotwise.launcher.profile import Profile
+from slotwise.launcher.residency import Headroom, verdict
+from slotwise.launcher.settings import LaunchedServer, RoleSection
 
 _OURS = "/proc/meminfo"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from launcher.measured import Meter
-from launcher.plan import in_gib
-from launcher.planned import Planned
+from slotwise.launcher.measured import Meter
+from slotwise.launcher.plan import in_gib
+from slotwise.launcher.planned import Planned
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import architectures as known
-from launcher.gguf_header import Length
+from slotwise.launcher import architectures as known
+from slotwise.launcher.gguf_header import Length
 
 
 class ShapeError(ValueError):

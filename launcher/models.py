@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher import tiny_model
-from launcher.paths import located
+from slotwise.launcher import tiny_model
+from slotwise.launcher.paths import located
 
 SCHEME = "embedded:"
 

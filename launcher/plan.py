@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher import cache_size, compute_size
-from launcher.cache_size import Cache, Context
-from launcher.model_shape import ModelShape
+from slotwise.launcher import cache_size, compute_size
+from slotwise.launcher.cache_size import Cache, Context
+from slotwise.launcher.model_shape import ModelShape
 
 MIB, GIB = 2**20, 2**30
 EMBEDDED_PROCESS_BYTES = 32 * MIB  # Python and the extension

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.fitting import Change, Fit, Judgement
-from launcher.plan import Part, Plan, in_gib
-from launcher.residency import Headroom
+from slotwise.launcher.fitting import Change, Fit, Judgement
+from slotwise.launcher.plan import Part, Plan, in_gib
+from slotwise.launcher.residency import Headroom
 
 _NAME_WIDTH = 34
 _SIZE_WIDTH = 11

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from launcher import gguf_header, gguf_tensors, measured, model_shape
-from launcher import plan as planning
-from launcher.cache_size import DEFAULT_UBATCH, CacheError, Context
-from launcher.command_line import engine_dir, launch_line
-from launcher.plan import GIB, Engine, Loaded, Plan
-from launcher.profile import Profile
-from launcher.settings import EMBEDDED, LaunchedServer
+from slotwise.launcher import gguf_header, gguf_tensors, measured, model_shape
+from slotwise.launcher import plan as planning
+from slotwise.launcher.cache_size import DEFAULT_UBATCH, CacheError, Context
+from slotwise.launcher.command_line import engine_dir, launch_line
+from slotwise.launcher.plan import GIB, Engine, Loaded, Plan
+from slotwise.launcher.profile import Profile
+from slotwise.launcher.settings import EMBEDDED, LaunchedServer
 
 DRAFTED = "3"  # llama-server's default
 LAZY_FROM_BYTES = 4 * GIB

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher import pid_file
-from launcher.log_file import RotatingLog
-from launcher.parent_death import dying_with_us
+from slotwise.launcher import pid_file
+from slotwise.launcher.log_file import RotatingLog
+from slotwise.launcher.parent_death import dying_with_us
 
 TERM_LIMIT_S = 5.0
 SECOND_TERM_LIMIT_S = 3.0

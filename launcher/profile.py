@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.checks import ServerChecks, padded
-from launcher.faults import validated
-from launcher.gguf_header import Header
-from launcher.paths import located
-from launcher.settings import (
+from slotwise.launcher.checks import ServerChecks, padded
+from slotwise.launcher.faults import validated
+from slotwise.launcher.gguf_header import Header
+from slotwise.launcher.paths import located
+from slotwise.launcher.settings import (
     AttachedServer,
     LaunchedServer,
     MemorySection,
     ProfileFile,
     RoleSection,
 )
-from launcher.yaml_file import YamlError, read_mapping
+from slotwise.launcher.yaml_file import YamlError, read_mapping
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 SUFFIXES = (".yaml", ".yml")

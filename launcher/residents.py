@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.residency import Headroom
-from launcher.roles import Decision, Roles, State
+from slotwise.launcher.residency import Headroom
+from slotwise.launcher.roles import Decision, Roles, State
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from launcher.residency import Headroom, verdict
+from slotwise.launcher.residency import Headroom, verdict
 
 LOADS_S = 900.0  # one that loads for longer no longer holds up the others
 

@@ -12,9 +12,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from launcher import asking
-from launcher.asking import AskError
-from launcher.status_view import view
+from slotwise.launcher import asking
+from slotwise.launcher.asking import AskError
+from slotwise.launcher.status_view import view
 
 EXIT_FAULT = 1
 _PATH = "/slotwise/status"

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from launcher.asking import printable
+from slotwise.launcher.asking import printable
 
 _BAR = 24  # characters
 _NARROW_BAR, _NARROW = 10, 108  # where the terminal has fewer columns

@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from launcher import pid_file, process, readiness, states
-from launcher.listener import Cause, Listener, Loss
-from launcher.log_file import RotatingLog
-from launcher.states import Life
+from slotwise.launcher import pid_file, process, readiness, states
+from slotwise.launcher.listener import Cause, Listener, Loss
+from slotwise.launcher.log_file import RotatingLog
+from slotwise.launcher.states import Life
 
 log = logging.getLogger(__name__)
 _CRASH = re.compile(r"GGML_ASSERT|GGML_ABORT|CUDA error|ggml_\w+: |out of memory|bad_alloc")

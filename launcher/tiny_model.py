@@ -288,7 +288,9 @@ def _tensors(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Builds it and prints the path of the GGUF; the exit status is 1 where that is impossible."""
-    parser = argparse.ArgumentParser(prog="python -m launcher.tiny_model", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m slotwise.launcher.tiny_model", description=__doc__
+    )
     parser.add_argument("directory", type=Path, help="where it is built, unless it is there")
     try:
         print(build(parser.parse_args(arguments).directory))

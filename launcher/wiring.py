@@ -13,22 +13,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from launcher import argv, cache_size, gguf_header
-from launcher.machine import Machine
-from launcher.planned import Planned
-from launcher.profile import Profile
-from launcher.roles import Role
-from launcher.settings import EMBEDDED, LaunchedServer
-from policies import params
-from policies.admission import Growth, Limits
-from proxy import kinds, normalize
-from proxy.encoders import Source
-from proxy.fim import InfillFlags
-from proxy.life import ServedProfile
-from proxy.meminfo import MemInfo
-from proxy.memory import MemoryWatch
-from proxy.memory_gate import MemoryRules
-from proxy.reclaiming import Member
+from slotwise.launcher import argv, cache_size, gguf_header
+from slotwise.launcher.machine import Machine
+from slotwise.launcher.planned import Planned
+from slotwise.launcher.profile import Profile
+from slotwise.launcher.roles import Role
+from slotwise.launcher.settings import EMBEDDED, LaunchedServer
+from slotwise.policies import params
+from slotwise.policies.admission import Growth, Limits
+from slotwise.proxy import kinds, normalize
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.fim import InfillFlags
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.meminfo import MemInfo
+from slotwise.proxy.memory import MemoryWatch
+from slotwise.proxy.memory_gate import MemoryRules
+from slotwise.proxy.reclaiming import Member
 
 WHEEL = "xllamacpp"
 _COPIED_BYTES_S = 8e9  # of a state, to the RAM cache or back: what one core copies

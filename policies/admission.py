@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.params import Params
-from policies.types import Request
+from slotwise.policies.params import Params
+from slotwise.policies.types import Request
 
 
 def room_wanted(request: Request, params: Params) -> int:

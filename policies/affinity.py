@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from policies.cost import piece_s
-from policies.params import Affinity, Cost, Home, Keep
-from policies.park import State
-from policies.pauses import Pauses
-from policies.types import Match, Request, SlotView, WaitingView
+from slotwise.policies.cost import piece_s
+from slotwise.policies.params import Affinity, Cost, Home, Keep
+from slotwise.policies.park import State
+from slotwise.policies.pauses import Pauses
+from slotwise.policies.types import Match, Request, SlotView, WaitingView
 
 _REPEATED = 2  # turns: what a one-shot prompt begins with was asked for twice
 _FIRST_REPEAT = 0.1  # chance that one comes that begins like another, before any did

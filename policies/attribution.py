@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.cost import prefill_s
-from policies.params import Cost
-from policies.types import Section
+from slotwise.policies.cost import prefill_s
+from slotwise.policies.params import Cost
+from slotwise.policies.types import Section
 
 NO_SECTION = "unknown"
 SECTIONS = ("tools", "system", "user", "assistant", "tool", "template", NO_SECTION)

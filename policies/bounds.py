@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policies.cost import prefill_s, step_s
-from policies.params import Cost, Params
-from policies.types import Request, WaitingView
+from slotwise.policies.cost import prefill_s, step_s
+from slotwise.policies.params import Cost, Params
+from slotwise.policies.types import Request, WaitingView
 
 _LINES = 1.5  # a wait for others' benefit is no longer than so many plain lines
 _OF_ALL = 0.75  # behind the bound there is time left to be served in

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from policies import admission
-from policies.affinity import chance_of_return_soon, expected_loss_s, kept_for_s, reuse
-from policies.bounds import bound_s
-from policies.cost import piece_s, prefill_s
-from policies.params import Affinity, Params
-from policies.park import Park, State
-from policies.pauses import Pauses
-from policies.types import Parked, Request, SlotId, SlotView, WaitingView
+from slotwise.policies import admission
+from slotwise.policies.affinity import chance_of_return_soon, expected_loss_s, kept_for_s, reuse
+from slotwise.policies.bounds import bound_s
+from slotwise.policies.cost import piece_s, prefill_s
+from slotwise.policies.params import Affinity, Params
+from slotwise.policies.park import Park, State
+from slotwise.policies.pauses import Pauses
+from slotwise.policies.types import Parked, Request, SlotId, SlotView, WaitingView
 
 _BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
 _WANTED_AGAIN = 0.5  # chance that what a session left in a slot is not over, where its head changed

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from policies.params import Home
-from policies.prefix import Tokens, lcp
-from policies.types import SIDE_JOB, Match, Request
+from slotwise.policies.params import Home
+from slotwise.policies.prefix import Tokens, lcp
+from slotwise.policies.types import SIDE_JOB, Match, Request
 
 _RAW_SHARE = 7 / 8  # of a raw prompt's predecessor, and one chunk at most may differ
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.params import Cost
+from slotwise.policies.params import Cost
 
 
 def prefill_s(cost: Cost, n0: int, n1: int) -> float:

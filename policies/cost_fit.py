@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from policies.cost import prefill_s, step_s
-from policies.params import Cost
+from slotwise.policies.cost import prefill_s, step_s
+from slotwise.policies.params import Cost
 
 # How strongly the first values' proportions pull, in reports; mostly as many answers run together.
 _PROMPT_PULL, _ANSWER_PULL = 0.1, 0.4

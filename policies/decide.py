@@ -19,12 +19,12 @@ The caller goes through the waiting requests in order, while fewer than ``max_ru
 
 from __future__ import annotations
 
-from policies import admission, continuation, guest
-from policies.affinity import is_live
-from policies.bounds import most_s
-from policies.case import Case, View
-from policies.cost import prefill_s
-from policies.types import (
+from slotwise.policies import admission, continuation, guest
+from slotwise.policies.affinity import is_live
+from slotwise.policies.bounds import most_s
+from slotwise.policies.case import Case, View
+from slotwise.policies.cost import prefill_s
+from slotwise.policies.types import (
     Hold,
     Place,
     Reason,

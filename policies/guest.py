@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.affinity import is_live
-from policies.params import Params
-from policies.types import SIDE_JOB, SlotView, WaitingView
+from slotwise.policies.affinity import is_live
+from slotwise.policies.params import Params
+from slotwise.policies.types import SIDE_JOB, SlotView, WaitingView
 
 
 def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from policies.bounds import bound_s, most_s
-from policies.params import Params
-from policies.types import WaitingView
+from slotwise.policies.bounds import bound_s, most_s
+from slotwise.policies.params import Params
+from slotwise.policies.types import WaitingView
 
 
 class Class(IntEnum):

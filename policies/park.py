@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.prefix import EMPTY, Tokens, lcp
+from slotwise.policies.prefix import EMPTY, Tokens, lcp
 
 _SAVED_BELOW = 0.5  # of the slot's content that the new prompt keeps
 _LEAST_KEEP = 0.25  # an entry of which less would be kept is not spent on a prompt

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-from policies.params import Affinity
+from slotwise.policies.params import Affinity
 
 _LEAST_S = 1e-3
 _SEEN = 32  # pauses that are remembered

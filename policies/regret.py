@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.case import Case, View
-from policies.types import Reason, WaitingView
+from slotwise.policies.case import Case, View
+from slotwise.policies.types import Reason, WaitingView
 
 
 class Obstacle(StrEnum):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from policies.park import NOTHING, State
-from policies.prefix import Tokens
+from slotwise.policies.park import NOTHING, State
+from slotwise.policies.prefix import Tokens
 
 
 class SlotId(NamedTuple):

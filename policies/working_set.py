@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.affinity import chance_of_return
-from policies.bounds import bound_s
-from policies.cost import run_s
-from policies.params import Params
-from policies.pauses import Pauses
-from policies.types import WaitingView
+from slotwise.policies.affinity import chance_of_return
+from slotwise.policies.bounds import bound_s
+from slotwise.policies.cost import run_s
+from slotwise.policies.params import Params
+from slotwise.policies.pauses import Pauses
+from slotwise.policies.types import WaitingView
 
 _SCARCE = 0.6  # of what stays warm: from there on it matters who goes first
 _FEW = 2  # requests: one is read while another generates

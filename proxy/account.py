@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from policies.attribution import (
+from slotwise.policies.attribution import (
     NO_SECTION,
     Attribution,
     Cause,
@@ -16,13 +16,13 @@ from policies.attribution import (
     section_at,
     shares,
 )
-from policies.params import Cost
-from policies.prefix import Tokens
-from policies.types import Request
-from proxy.actions import Dispatch
-from proxy.computed import Chain, Prompt
-from proxy.events import Failure, RequestFailed, RequestFinished
-from proxy.record import Changed, Displaced, Known, Record
+from slotwise.policies.params import Cost
+from slotwise.policies.prefix import Tokens
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.computed import Chain, Prompt
+from slotwise.proxy.events import Failure, RequestFailed, RequestFinished
+from slotwise.proxy.record import Changed, Displaced, Known, Record
 
 SHOWN_IDS = 24  # of each side of a difference
 LEAD_IDS = 8  # before it

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.order import Promotion
-from policies.regret import Loss
-from policies.types import Reason, Rule, SlotId
+from slotwise.policies.order import Promotion
+from slotwise.policies.regret import Loss
+from slotwise.policies.types import Reason, Rule, SlotId
 
 
 class Level(StrEnum):

@@ -17,19 +17,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy import lanes_page
-from proxy.body import ClientGoneError, read_body
-from proxy.cors import Cors
-from proxy.driver import Driver
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError, internal_error, unreachable
-from proxy.gate import Gate
-from proxy.live import Live
-from proxy.models_list import models_answer
-from proxy.overview import overview
-from proxy.prepare import Kind, choose_profile, parse
-from proxy.relay import Relay, Services, Settings
-from proxy.requests_pages import RequestsPages
+from slotwise.proxy import lanes_page
+from slotwise.proxy.body import ClientGoneError, read_body
+from slotwise.proxy.cors import Cors
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, ProxyError, internal_error, unreachable
+from slotwise.proxy.gate import Gate
+from slotwise.proxy.live import Live
+from slotwise.proxy.models_list import models_answer
+from slotwise.proxy.overview import overview
+from slotwise.proxy.prepare import Kind, choose_profile, parse
+from slotwise.proxy.relay import Relay, Services, Settings
+from slotwise.proxy.requests_pages import RequestsPages
 
 GENERATING = {
     "/v1/chat/completions": Kind.CHAT,

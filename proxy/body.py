@@ -12,7 +12,7 @@ import contextlib
 
 from starlette.types import Receive, Scope
 
-from proxy.errors import ProxyError
+from slotwise.proxy.errors import ProxyError
 
 DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 CHUNK_TIMEOUT_S = 60.0

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from policies import order
-from policies.admission import pool_need
-from policies.affinity import is_live, kept_for_s
-from policies.bounds import line_s
-from policies.case import View
-from policies.cost import piece_s, prefill_s
-from policies.displaced import Displacements
-from policies.params import Params
-from policies.park import Park, Swap
-from policies.pauses import Pauses
-from policies.prefix import lcp
-from policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
-from policies.working_set import WorkingSet, most_running
-from proxy.contexts import Contexts, Services
-from proxy.events import RequestFinished
-from proxy.keeping import Keeping
-from proxy.learned_cost import LearnedCost
-from proxy.mirror import SlotMirror
-from proxy.running import Engine, Running
-from proxy.waiter import Waiter
+from slotwise.policies import order
+from slotwise.policies.admission import pool_need
+from slotwise.policies.affinity import is_live, kept_for_s
+from slotwise.policies.bounds import line_s
+from slotwise.policies.case import View
+from slotwise.policies.cost import piece_s, prefill_s
+from slotwise.policies.displaced import Displacements
+from slotwise.policies.params import Params
+from slotwise.policies.park import Park, Swap
+from slotwise.policies.pauses import Pauses
+from slotwise.policies.prefix import lcp
+from slotwise.policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
+from slotwise.policies.working_set import WorkingSet, most_running
+from slotwise.proxy.contexts import Contexts, Services
+from slotwise.proxy.events import RequestFinished
+from slotwise.proxy.keeping import Keeping
+from slotwise.proxy.learned_cost import LearnedCost
+from slotwise.proxy.mirror import SlotMirror
+from slotwise.proxy.running import Engine, Running
+from slotwise.proxy.waiter import Waiter
 
 _KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from policies.prefix import Tokens
-from policies.types import Request
+from slotwise.policies.prefix import Tokens
+from slotwise.policies.types import Request
 
 BLOCK_TOKENS = 64
 DEFAULT_MOST = 262_144  # blocks: 16.8 million tokens, about 40 MB

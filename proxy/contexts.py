@@ -6,9 +6,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from policies.params import Params
-from policies.types import SIDE_JOB, Request
-from policies.working_set import Context, counts
+from slotwise.policies.params import Params
+from slotwise.policies.types import SIDE_JOB, Request
+from slotwise.policies.working_set import Context, counts
 
 _MOST_CONTEXTS = 512
 _MOST_KEYS = 1024

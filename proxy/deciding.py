@@ -8,25 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies import guest, order
-from policies.admission import pool_need
-from policies.affinity import begins_alike
-from policies.case import View
-from policies.continuation import STRANGER
-from policies.decide import decide
-from policies.params import Params
-from policies.park import Park, Swap
-from policies.types import Hold, Place, Reason, Reject, Request, Rule, SlotId, SlotView, Verdict
-from policies.working_set import may_start
-from proxy import words
-from proxy.actions import Action, Dispatch, Refuse
-from proxy.book import Held, Profile
-from proxy.holds import not_cold, not_yet, unpinned_verdict
-from proxy.memory_gate import MemoryGate, placing
-from proxy.mirror import SlotMirror
-from proxy.placement import UNPINNED, story
-from proxy.running import Engine, Running
-from proxy.waiter import Waiter
+from slotwise.policies import guest, order
+from slotwise.policies.admission import pool_need
+from slotwise.policies.affinity import begins_alike
+from slotwise.policies.case import View
+from slotwise.policies.continuation import STRANGER
+from slotwise.policies.decide import decide
+from slotwise.policies.params import Params
+from slotwise.policies.park import Park, Swap
+from slotwise.policies.types import (
+    Hold,
+    Place,
+    Reason,
+    Reject,
+    Request,
+    Rule,
+    SlotId,
+    SlotView,
+    Verdict,
+)
+from slotwise.policies.working_set import may_start
+from slotwise.proxy import words
+from slotwise.proxy.actions import Action, Dispatch, Refuse
+from slotwise.proxy.book import Held, Profile
+from slotwise.proxy.holds import not_cold, not_yet, unpinned_verdict
+from slotwise.proxy.memory_gate import MemoryGate, placing
+from slotwise.proxy.mirror import SlotMirror
+from slotwise.proxy.placement import UNPINNED, story
+from slotwise.proxy.running import Engine, Running
+from slotwise.proxy.waiter import Waiter
 
 _RETRY_AFTER_TIMEOUT_S = 30
 

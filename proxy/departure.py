@@ -9,7 +9,7 @@ import asyncio
 
 from starlette.types import Receive
 
-from proxy.reply import Reply
+from slotwise.proxy.reply import Reply
 
 _CANCEL_AGAIN_S = 2.0
 

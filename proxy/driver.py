@@ -14,24 +14,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from policies.types import Request
-from proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
-from proxy.afterwards import Afterwards
-from proxy.asking import Pace
-from proxy.engine_desk import SHUTTING_DOWN, EngineDesk
-from proxy.events import EngineLost, Event, Failure, RequestArrived, RequestFailed, Tick
-from proxy.history import DEFAULT_KEEP_BYTES, History
-from proxy.ledger import Ledger
-from proxy.life import ServedProfile
-from proxy.memory import MemoryWatch
-from proxy.memory_desk import MemoryDesk
-from proxy.memory_gate import MemoryRules
-from proxy.metrics import Metrics
-from proxy.scheduler import Scheduler
-from proxy.status import Waiting
-from proxy.thinned import Thinned, Writer
-from proxy.ticket import Ticket
-from proxy.tokenize import Tokenizer
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
+from slotwise.proxy.afterwards import Afterwards
+from slotwise.proxy.asking import Pace
+from slotwise.proxy.engine_desk import SHUTTING_DOWN, EngineDesk
+from slotwise.proxy.events import EngineLost, Event, Failure, RequestArrived, RequestFailed, Tick
+from slotwise.proxy.history import DEFAULT_KEEP_BYTES, History
+from slotwise.proxy.ledger import Ledger
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.memory import MemoryWatch
+from slotwise.proxy.memory_desk import MemoryDesk
+from slotwise.proxy.memory_gate import MemoryRules
+from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.status import Waiting
+from slotwise.proxy.thinned import Thinned, Writer
+from slotwise.proxy.ticket import Ticket
+from slotwise.proxy.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from proxy.local_encoder import LocalEncoder, UnsupportedError
+from slotwise.proxy.local_encoder import LocalEncoder, UnsupportedError
 
 LENGTH = struct.Struct("<I")
 _SHORT_CHARS = 16 * 1024  # done at once, in a few milliseconds

@@ -18,19 +18,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from proxy.encoder_process import LENGTH, frame
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError
-from proxy.fim import InfillFlags
-from proxy.local_encoder import (
+from slotwise.proxy.encoder_process import LENGTH, frame
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError
+from slotwise.proxy.fim import InfillFlags
+from slotwise.proxy.local_encoder import (
     PARALLELISM,
     LocalEncoder,
     UnsupportedError,
     from_file,
     from_vocabulary,
 )
-from proxy.segments import Cuts
-from proxy.vocabulary import Vocabulary
+from slotwise.proxy.segments import Cuts
+from slotwise.proxy.vocabulary import Vocabulary
 
 BUILD_TIMEOUT_S = 60.0
 ENCODE_TIMEOUT_S = 60.0
@@ -113,7 +113,7 @@ class ProcessEncoder:
         self.close("it is built anew")
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "proxy.encoder_process"),
+                *(sys.executable, "-m", "slotwise.proxy.encoder_process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import orjson
 
-from proxy.dial import Spare, address_of
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.upstream import CONNECT_TIMEOUT_S, NO_TLS, UpstreamStream, post
+from slotwise.proxy.dial import Spare, address_of
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.upstream import CONNECT_TIMEOUT_S, NO_TLS, UpstreamStream, post
 
 KEEPALIVE_EXPIRY_S = 3.0
 CLOSE_TIMEOUT_S = 1.0

@@ -13,16 +13,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from proxy.asking import Pace
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError, refused
-from proxy.events import EngineLoading, EngineReady, Event
-from proxy.life import EngineLife, ServedProfile, build_of, look_at
-from proxy.memory_desk import MemoryDesk
-from proxy.metrics import Metrics
-from proxy.poller import SlotsPoller
-from proxy.probe import ProbeResult
-from proxy.tokenize import Tokenizer
+from slotwise.proxy.asking import Pace
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, ProxyError, refused
+from slotwise.proxy.events import EngineLoading, EngineReady, Event
+from slotwise.proxy.life import EngineLife, ServedProfile, build_of, look_at
+from slotwise.proxy.memory_desk import MemoryDesk
+from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.poller import SlotsPoller
+from slotwise.proxy.probe import ProbeResult
+from slotwise.proxy.tokenize import Tokenizer
 
 log = logging.getLogger(__name__)
 

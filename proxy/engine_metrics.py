@@ -18,9 +18,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError
-from proxy.life import EngineLife
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError
+from slotwise.proxy.life import EngineLife
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from policies.admission import Growth
-from policies.types import Request
-from proxy.actions import Level
+from slotwise.policies.admission import Growth
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Level
 
 
 class Failure(StrEnum):

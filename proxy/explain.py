@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
-from policies.attribution import AVOIDABLE, SECTIONS, Cause
-from proxy.record import Changed, Record, times
+from slotwise.policies.attribution import AVOIDABLE, SECTIONS, Cause
+from slotwise.proxy.record import Changed, Record, times
 
 MOST_LISTED = 1000
 DEFAULT_KEEP_MIB = 64

@@ -12,19 +12,19 @@ import logging
 
 import orjson
 
-from policies.types import Reason
-from proxy.actions import Dispatch
-from proxy.body import ClientGoneError
-from proxy.driver import Driver
-from proxy.engine import OFF_LOOP_BYTES, EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
-from proxy.events import Failure
-from proxy.gathered import Gathered
-from proxy.prepare import Prepared
-from proxy.reply import EVENT_STREAM, Reply
-from proxy.sse import Progress, Seen, SseReader
-from proxy.ticket import Ticket
-from proxy.upstream import UpstreamStream
+from slotwise.policies.types import Reason
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.body import ClientGoneError
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.engine import OFF_LOOP_BYTES, EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, ProxyError, UpstreamError
+from slotwise.proxy.events import Failure
+from slotwise.proxy.gathered import Gathered
+from slotwise.proxy.prepare import Prepared
+from slotwise.proxy.reply import EVENT_STREAM, Reply
+from slotwise.proxy.sse import Progress, Seen, SseReader
+from slotwise.proxy.ticket import Ticket
+from slotwise.proxy.upstream import UpstreamStream
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy import lanes_page
-from proxy.errors import ProxyError, internal_error
-from proxy.reply import Reply
+from slotwise.proxy import lanes_page
+from slotwise.proxy.errors import ProxyError, internal_error
+from slotwise.proxy.reply import Reply
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from proxy.sse import DONE, EVENT_END, event_data
+from slotwise.proxy.sse import DONE, EVENT_END, event_data
 
 _OBJECTS = {"chat.completion.chunk": "chat.completion"}
 _JOINED = ("content", "tokens", "completion_probabilities")  # of llama.cpp's own form

@@ -16,14 +16,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from policies.params import Cost
-from policies.prefix import lcp
-from policies.types import SlotId
-from proxy import account
-from proxy.account import Account
-from proxy.actions import Action, Dispatch, Refuse
-from proxy.computed import BLOCK_TOKENS, DEFAULT_MOST, Blocks, Prompt, Prompts, chain
-from proxy.events import (
+from slotwise.policies.params import Cost
+from slotwise.policies.prefix import lcp
+from slotwise.policies.types import SlotId
+from slotwise.proxy import account
+from slotwise.proxy.account import Account
+from slotwise.proxy.actions import Action, Dispatch, Refuse
+from slotwise.proxy.computed import BLOCK_TOKENS, DEFAULT_MOST, Blocks, Prompt, Prompts, chain
+from slotwise.proxy.events import (
     EngineLost,
     Event,
     Failure,
@@ -33,8 +33,8 @@ from proxy.events import (
     RequestFinished,
     RequestProgressed,
 )
-from proxy.last_hour import LastHour, Sums
-from proxy.record import Displaced, Record
+from slotwise.proxy.last_hour import LastHour, Sums
+from slotwise.proxy.record import Displaced, Record
 
 DEFAULT_KEEP_BYTES = 64 * 2**20
 _MOST_RECORDS = 1000

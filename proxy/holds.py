@@ -6,15 +6,15 @@ they look at the scheduler's books, where the rules of ``policies.decide`` look 
 
 from __future__ import annotations
 
-from policies.bounds import bound_s
-from policies.decide import all_at_work
-from policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
-from policies.working_set import longest_wait_s
-from proxy.book import Profile
-from proxy.contexts import BACKGROUND_KINDS
-from proxy.placement import UNPINNED
-from proxy.running import Engine
-from proxy.waiter import Waiter
+from slotwise.policies.bounds import bound_s
+from slotwise.policies.decide import all_at_work
+from slotwise.policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
+from slotwise.policies.working_set import longest_wait_s
+from slotwise.proxy.book import Profile
+from slotwise.proxy.contexts import BACKGROUND_KINDS
+from slotwise.proxy.placement import UNPINNED
+from slotwise.proxy.running import Engine
+from slotwise.proxy.waiter import Waiter
 
 # What waits for these waits on, whatever a side job does meanwhile.
 _OF_ITS_OWN = (Reason.HELD, Reason.HOME_BUSY, Reason.SESSION_CAP)

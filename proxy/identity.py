@@ -23,7 +23,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Literal
 
-from proxy.turns import Asked, TurnReader
+from slotwise.proxy.turns import Asked, TurnReader
 
 Basis = Literal["hint", "turns", "new"]
 

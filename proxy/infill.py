@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from policies.prefix import Tokens, pack
-from proxy.encoders import EncoderGoneError, Source
-from proxy.engine import EngineClient
-from proxy.errors import UpstreamError
-from proxy.fim import FIM_TEXTS, FimTokens, Pieces, compose, files_content
-from proxy.knowledge import Knowledge
-from proxy.local_encoder import UnsupportedError
-from proxy.prepare import Prepared
-from proxy.prompt_encoder import OFF_LOOP_CHARS, PromptEncoder
-from proxy.proof import edges_of
-from proxy.segments import Cuts
-from proxy.text_tokens import packed, text_tokens
+from slotwise.policies.prefix import Tokens, pack
+from slotwise.proxy.encoders import EncoderGoneError, Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import UpstreamError
+from slotwise.proxy.fim import FIM_TEXTS, FimTokens, Pieces, compose, files_content
+from slotwise.proxy.knowledge import Knowledge
+from slotwise.proxy.local_encoder import UnsupportedError
+from slotwise.proxy.prepare import Prepared
+from slotwise.proxy.prompt_encoder import OFF_LOOP_CHARS, PromptEncoder
+from slotwise.proxy.proof import edges_of
+from slotwise.proxy.segments import Cuts
+from slotwise.proxy.text_tokens import packed, text_tokens
 
 Content = str | list[str | int]
 

@@ -28,11 +28,11 @@ from typing import Any, get_args
 import orjson
 from pydantic import TypeAdapter
 
-from policies.prefix import EMPTY, Tokens, lcp
-from policies.types import Request, Section
-from proxy.actions import Action
-from proxy.events import Event, RequestArrived
-from proxy.own_file import end_thread, open_own
+from slotwise.policies.prefix import EMPTY, Tokens, lcp
+from slotwise.policies.types import Request, Section
+from slotwise.proxy.actions import Action
+from slotwise.proxy.events import Event, RequestArrived
+from slotwise.proxy.own_file import end_thread, open_own
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.affinity import kept_for_s
-from policies.params import Keep
-from policies.types import SlotId, SlotView
-from proxy.actions import HoldEnded, HoldResult
+from slotwise.policies.affinity import kept_for_s
+from slotwise.policies.params import Keep
+from slotwise.policies.types import SlotId, SlotView
+from slotwise.proxy.actions import HoldEnded, HoldResult
 
 _FADE = 1 - 1 / 32
 _HOPED = 0.5  # waits that count as paid before any was seen

@@ -12,25 +12,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from proxy.encoders import Encoder, EncoderGoneError, EngineEncoder, Source
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.known_prompts import SegmentCache, Trails
-from proxy.local_encoder import UnsupportedError
-from proxy.local_tokenizer import Local
-from proxy.prepare import OFF_LOOP_BYTES
-from proxy.probe_chats import PROBE_CHATS
-from proxy.prompt_encoder import Edges, PromptEncoder
-from proxy.proof import RECHECK_EVERY, compare, edges_of, first_difference, probe_texts
-from proxy.render import (
+from slotwise.proxy.encoders import Encoder, EncoderGoneError, EngineEncoder, Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.known_prompts import SegmentCache, Trails
+from slotwise.proxy.local_encoder import UnsupportedError
+from slotwise.proxy.local_tokenizer import Local
+from slotwise.proxy.prepare import OFF_LOOP_BYTES
+from slotwise.proxy.probe_chats import PROBE_CHATS
+from slotwise.proxy.prompt_encoder import Edges, PromptEncoder
+from slotwise.proxy.proof import RECHECK_EVERY, compare, edges_of, first_difference, probe_texts
+from slotwise.proxy.render import (
     NotRenderedError,
     Renderer,
     Template,
     may_render,
     template_of,
 )
-from proxy.rendered_alike import Shapes, shape_of
-from proxy.segments import Cuts
+from slotwise.proxy.rendered_alike import Shapes, shape_of
+from slotwise.proxy.segments import Cuts
 
 log = logging.getLogger(__name__)
 

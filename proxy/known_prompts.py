@@ -11,9 +11,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from policies.prefix import Tokens
-from proxy.prefix_tree import PrefixTree
-from proxy.recently_used import RecentlyUsed
+from slotwise.policies.prefix import Tokens
+from slotwise.proxy.prefix_tree import PrefixTree
+from slotwise.proxy.recently_used import RecentlyUsed
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 DEFAULT_TRAIL_BYTES = 64 * 2**20

@@ -7,12 +7,12 @@ client can add a series.
 
 from __future__ import annotations
 
-from policies.attribution import RECOMPUTED, SECTIONS
-from policies.types import Reason, Rule
-from proxy import rule_series
-from proxy.events import EngineReady
-from proxy.normalize import PARTS
-from proxy.series import Series
+from slotwise.policies.attribution import RECOMPUTED, SECTIONS
+from slotwise.policies.types import Reason, Rule
+from slotwise.proxy import rule_series
+from slotwise.proxy.events import EngineReady
+from slotwise.proxy.normalize import PARTS
+from slotwise.proxy.series import Series
 
 UNKNOWN = "unknown"
 RESTART_REASONS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from policies.attribution import Cause
-from proxy.record import Record
+from slotwise.policies.attribution import Cause
+from slotwise.proxy.record import Record
 
 SPAN_S = 3600
 _MINUTE_S = 60

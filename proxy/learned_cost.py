@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from policies import cost_fit
-from policies.params import Cost
-from proxy.events import RequestFinished
-from proxy.running import Running
+from slotwise.policies import cost_fit
+from slotwise.policies.params import Cost
+from slotwise.proxy.events import RequestFinished
+from slotwise.proxy.running import Running
 
 _LEAST_TOKENS = 8  # a shorter answer tells nothing of the time a token takes
 _MOST_STALLED = 0.5  # of a generation's time, else what is left of it is a guess

@@ -19,8 +19,8 @@ from typing import Any
 
 import orjson
 
-from proxy.own_file import end_thread, open_own
-from proxy.record import Record, times
+from slotwise.proxy.own_file import end_thread, open_own
+from slotwise.proxy.record import Record, times
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from policies.admission import Growth
-from policies.params import Params
-from proxy.encoders import Source
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.kinds import Patterns
-from proxy.normalize import Normalize
-from proxy.poller import SlotsPoller
-from proxy.probe import ProbeResult, probe
+from slotwise.policies.admission import Growth
+from slotwise.policies.params import Params
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.kinds import Patterns
+from slotwise.proxy.normalize import Normalize
+from slotwise.proxy.poller import SlotsPoller
+from slotwise.proxy.probe import ProbeResult, probe
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Hashable
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from proxy.driver import Driver
-from proxy.errors import ProxyError
-from proxy.overview import overview
-from proxy.reply import EVENT_STREAM
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.errors import ProxyError
+from slotwise.proxy.overview import overview
+from slotwise.proxy.reply import EVENT_STREAM
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from proxy.ascii_words import AsciiWords
-from proxy.segments import Cuts
-from proxy.vocabulary import TokenType, Vocabulary
+from slotwise.proxy.ascii_words import AsciiWords
+from slotwise.proxy.segments import Cuts
+from slotwise.proxy.vocabulary import TokenType, Vocabulary
 
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 """Read by the library at each call: whether threads of its own encode several texts at once."""

@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from proxy.encoders import Encoder, ProcessEncoder, Source
-from proxy.local_encoder import LocalEncoder, UnsupportedError
-from proxy.segments import Cuts
+from slotwise.proxy.encoders import Encoder, ProcessEncoder, Source
+from slotwise.proxy.local_encoder import LocalEncoder, UnsupportedError
+from slotwise.proxy.segments import Cuts
 
 SMALL_VOCABULARY_TOKENS = 50_000
 """Building one holds the interpreter for 40 ms at a stretch and takes 25 MB, both measured."""

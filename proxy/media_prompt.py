@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from policies.prefix import Tokens
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.knowledge import Knowledge
-from proxy.known_prompts import Mapped
-from proxy.media import Medium, stand_in, without_media
-from proxy.text_tokens import mapped_text
+from slotwise.policies.prefix import Tokens
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.knowledge import Knowledge
+from slotwise.proxy.known_prompts import Mapped
+from slotwise.proxy.media import Medium, stand_in, without_media
+from slotwise.proxy.text_tokens import mapped_text
 
 MOST_COUNTS = 4096
 _COUNT_PATH = "/v1/chat/completions/input_tokens"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy import free_lists
+from slotwise.proxy import free_lists
 
 _LINE = re.compile(rb"^(MemTotal|MemAvailable|AnonPages|Shmem):\s+(\d+) kB$", re.MULTILINE)
 _NEEDED, _HELD = {b"MemTotal", b"MemAvailable"}, {b"AnonPages", b"Shmem"}

@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from proxy.events import MemorySampled
-from proxy.meminfo import MemInfo, Reading
-from proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
+from slotwise.proxy.events import MemorySampled
+from slotwise.proxy.meminfo import MemInfo, Reading
+from slotwise.proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from policies.admission import Growth
-from proxy.actions import Action, Reclaim, Reclaimed, Refuse
-from proxy.engine import EngineClient
-from proxy.events import Event, MemorySampled, ProfileUnloaded
-from proxy.memory import MemoryWatch
-from proxy.memory_gate import MemoryGate
-from proxy.memory_series import MemorySeries
-from proxy.reclaimer import Reclaimer, say
+from slotwise.policies.admission import Growth
+from slotwise.proxy.actions import Action, Reclaim, Reclaimed, Refuse
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.events import Event, MemorySampled, ProfileUnloaded
+from slotwise.proxy.memory import MemoryWatch
+from slotwise.proxy.memory_gate import MemoryGate
+from slotwise.proxy.memory_series import MemorySeries
+from slotwise.proxy.reclaimer import Reclaimer, say
 
 
 class MemoryDesk:

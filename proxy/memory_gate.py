@@ -15,14 +15,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from policies.admission import Headroom, Limits, gib, memory_shortage
-from policies.types import Hold, Place, Reason, SlotId, Verdict
-from proxy.actions import Action, AskSlots, Level, Reclaim, Reclaimed, Refuse
-from proxy.book import Profile
-from proxy.events import EngineLoading, EngineReady, MemorySampled, ProfileUnloaded, ReclaimEnded
-from proxy.reclaiming import ASKED_FOR, TOO_LITTLE_BYTES, Holdings, Member
-from proxy.reserves import Placing, Reserves
-from proxy.waiter import Waiter
+from slotwise.policies.admission import Headroom, Limits, gib, memory_shortage
+from slotwise.policies.types import Hold, Place, Reason, SlotId, Verdict
+from slotwise.proxy.actions import Action, AskSlots, Level, Reclaim, Reclaimed, Refuse
+from slotwise.proxy.book import Profile
+from slotwise.proxy.events import (
+    EngineLoading,
+    EngineReady,
+    MemorySampled,
+    ProfileUnloaded,
+    ReclaimEnded,
+)
+from slotwise.proxy.reclaiming import ASKED_FOR, TOO_LITTLE_BYTES, Holdings, Member
+from slotwise.proxy.reserves import Placing, Reserves
+from slotwise.proxy.waiter import Waiter
 
 SKIPPED_S = 600.0  # a level that gave back too little is left alone for so long
 

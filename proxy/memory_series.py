@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from policies.types import Reason
-from proxy.actions import Action, Dispatch, Level, Reclaimed, Refuse
+from slotwise.policies.types import Reason
+from slotwise.proxy.actions import Action, Dispatch, Level, Reclaimed, Refuse
 
 RESULTS = ("admitted", "waited", "timed_out", "unloaded")
 _RECLAIMS = ("done", "too_little", "failed")

@@ -15,12 +15,12 @@ from typing import Any, Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry
 
-from policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
-from policies.types import Reason, Rule, SlotId
-from proxy import exposition, label_sets, rule_series
-from proxy.actions import Action, Dispatch, HoldEnded, Mismatch, Refuse
-from proxy.engine_metrics import EngineMetrics
-from proxy.events import (
+from slotwise.policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
+from slotwise.policies.types import Reason, Rule, SlotId
+from slotwise.proxy import exposition, label_sets, rule_series
+from slotwise.proxy.actions import Action, Dispatch, HoldEnded, Mismatch, Refuse
+from slotwise.proxy.engine_metrics import EngineMetrics
+from slotwise.proxy.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -30,13 +30,13 @@ from proxy.events import (
     RequestFinished,
     SlotsReported,
 )
-from proxy.label_sets import RESTART_REASONS, UNKNOWN
-from proxy.memory_series import MemorySeries
-from proxy.record import Record
-from proxy.request_series import RequestSeries
-from proxy.series import Series
-from proxy.standing import Standing
-from proxy.status import SlotStatus, Waiting
+from slotwise.proxy.label_sets import RESTART_REASONS, UNKNOWN
+from slotwise.proxy.memory_series import MemorySeries
+from slotwise.proxy.record import Record
+from slotwise.proxy.request_series import RequestSeries
+from slotwise.proxy.series import Series
+from slotwise.proxy.standing import Standing
+from slotwise.proxy.status import SlotStatus, Waiting
 
 _AT_ONCE = 256  # noted, at most; a request has about eight
 P = ParamSpec("P")

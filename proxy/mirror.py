@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from policies.park import State
-from policies.prefix import lcp
-from policies.types import SIDE_JOB, Match, Request, Rule, SlotId, SlotView
+from slotwise.policies.park import State
+from slotwise.policies.prefix import lcp
+from slotwise.policies.types import SIDE_JOB, Match, Request, Rule, SlotId, SlotView
 
 
 class SlotState(StrEnum):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.driver import Driver
-from proxy.life import ServedProfile
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.life import ServedProfile
 
 
 def models_answer(driver: Driver) -> dict[str, Any]:

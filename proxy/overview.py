@@ -10,12 +10,12 @@ from functools import cache, lru_cache
 from importlib import metadata
 from typing import Any
 
-from policies.attribution import Cause
-from proxy import explain, words
-from proxy.driver import Driver
-from proxy.last_hour import SPAN_S, Sums
-from proxy.life import EngineLife, ServedProfile, build_of
-from proxy.record import Record
+from slotwise.policies.attribution import Cause
+from slotwise.proxy import explain, words
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.last_hour import SPAN_S, Sums
+from slotwise.proxy.life import EngineLife, ServedProfile, build_of
+from slotwise.proxy.record import Record
 
 LAST_REQUESTS = 12
 

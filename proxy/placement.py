@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from policies import regret
-from policies.case import View
-from policies.order import PROMOTES, Promotion
-from policies.regret import Loss, Obstacle
-from policies.types import Place, Rule
-from proxy.actions import HomeWait
-from proxy.book import Profile
-from proxy.contexts import BACKGROUND_KINDS
-from proxy.waiter import Waiter
+from slotwise.policies import regret
+from slotwise.policies.case import View
+from slotwise.policies.order import PROMOTES, Promotion
+from slotwise.policies.regret import Loss, Obstacle
+from slotwise.policies.types import Place, Rule
+from slotwise.proxy.actions import HomeWait
+from slotwise.proxy.book import Profile
+from slotwise.proxy.contexts import BACKGROUND_KINDS
+from slotwise.proxy.waiter import Waiter
 
 UNPINNED = -1  # the id_slot of a request whose slot the engine chooses
 _HOME_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION)

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from proxy.asking import Asking, Pace
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.events import SlotReport, SlotsReported
-from proxy.standstill import Standstill, report_of
+from slotwise.proxy.asking import Asking, Pace
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.events import SlotReport, SlotsReported
+from slotwise.proxy.standstill import Standstill, report_of
 
 log = logging.getLogger(__name__)
 

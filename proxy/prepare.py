@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from policies.types import SlotId
-from proxy.errors import ProxyError, bad
-from proxy.normalize import Normalize, normalize
-from proxy.raw_prompt import check_infill
+from slotwise.policies.types import SlotId
+from slotwise.proxy.errors import ProxyError, bad
+from slotwise.proxy.normalize import Normalize, normalize
+from slotwise.proxy.raw_prompt import check_infill
 
 OFF_LOOP_BYTES = 1024 * 1024
 """A body longer than this is parsed in a thread, so that other streams keep flowing."""
@@ -60,7 +60,7 @@ class Prepared:
             body["id_slot"] = slot.id_slot
         if self.injected_progress:
             body["return_progress"] = True
-        if not self.stream:  # see proxy.gathered
+        if not self.stream:  # see slotwise.proxy.gathered
             body["stream"] = True
             if self.kind is Kind.CHAT:
                 body["stream_options"] = {"include_usage": True}

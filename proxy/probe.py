@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 
 _TIMEOUT_S = 60.0
 _ENOUGH_TOKENS = 24

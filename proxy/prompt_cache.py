@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.prefix import Tokens
-from policies.types import Section
-from proxy.recently_used import RecentlyUsed
+from slotwise.policies.prefix import Tokens
+from slotwise.policies.types import Section
+from slotwise.proxy.recently_used import RecentlyUsed
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _ENTRY_BYTES = 400  # the key, the objects and the dictionary's own share
@@ -14,7 +14,7 @@ _ENTRY_BYTES = 400  # the key, the objects and the dictionary's own share
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt as the scheduler takes it; see ``policies.types.Request``."""
+    """A prompt as the scheduler takes it; see ``slotwise.policies.types.Request``."""
 
     tokens: Tokens
     first_user_end: int

@@ -12,10 +12,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.prefix import Tokens, lcp
-from proxy.encoders import Encoder
-from proxy.known_prompts import Mapped, SegmentCache, Trail, Trails, content_key
-from proxy.segments import Cuts, Piece
+from slotwise.policies.prefix import Tokens, lcp
+from slotwise.proxy.encoders import Encoder
+from slotwise.proxy.known_prompts import Mapped, SegmentCache, Trail, Trails, content_key
+from slotwise.proxy.segments import Cuts, Piece
 
 OFF_LOOP_CHARS = 256 * 1024
 """A text longer than this, new, is cut in a thread, so that other streams keep flowing."""

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.prefix import Tokens
-from policies.types import Section
-from proxy.known_prompts import Mapped
-from proxy.prepare import OFF_LOOP_BYTES
-from proxy.prompt_encoder import PromptEncoder
-from proxy.sections import Layout, Specials, layout, markers
+from slotwise.policies.prefix import Tokens
+from slotwise.policies.types import Section
+from slotwise.proxy.known_prompts import Mapped
+from slotwise.proxy.prepare import OFF_LOOP_BYTES
+from slotwise.proxy.prompt_encoder import PromptEncoder
+from slotwise.proxy.sections import Layout, Specials, layout, markers
 
 
 async def sections_of(

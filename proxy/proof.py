@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from policies.prefix import Tokens, lcp, pack
-from proxy.engine import EngineClient
-from proxy.prompt_encoder import Edges, PromptEncoder
+from slotwise.policies.prefix import Tokens, lcp, pack
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.prompt_encoder import Edges, PromptEncoder
 
 RECHECK_EVERY = 1000  # requests
 _SPECIALS_A_TEXT = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import bad
+from slotwise.proxy.errors import bad
 
 _ID_LIMIT = 2**31
 

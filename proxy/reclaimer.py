@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from proxy.actions import Level, Reclaim, Reclaimed
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.events import ReclaimEnded
+from slotwise.proxy.actions import Level, Reclaim, Reclaimed
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.events import ReclaimEnded
 
 log = logging.getLogger(__name__)
 

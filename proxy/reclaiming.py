@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from policies.admission import MIB
-from policies.types import SlotId
-from proxy.actions import Level, Reclaim
-from proxy.book import Profile
-from proxy.mirror import SlotMirror, SlotState
-from proxy.reserves import Reserves
+from slotwise.policies.admission import MIB
+from slotwise.policies.types import SlotId
+from slotwise.proxy.actions import Level, Reclaim
+from slotwise.proxy.book import Profile
+from slotwise.proxy.mirror import SlotMirror, SlotState
+from slotwise.proxy.reserves import Reserves
 
 TOO_LITTLE_BYTES = 64 * MIB
 ASKED_FOR = (Level.CHECKPOINTS, Level.ROLE)  # what a request that does not fit may ask for

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from policies.attribution import AVOIDABLE, Cause, Share, Span
-from policies.regret import Loss
-from policies.types import Reason, Rule, SlotId
-from proxy.events import Failure
+from slotwise.policies.attribution import AVOIDABLE, Cause, Share, Span
+from slotwise.policies.regret import Loss
+from slotwise.policies.types import Reason, Rule, SlotId
+from slotwise.proxy.events import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,26 +16,26 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
-from policies.types import Reason, Request, Rule
-from proxy.actions import Dispatch
-from proxy.body import DEFAULT_LIMIT_BYTES, ClientGoneError, read_body
-from proxy.departure import Departure
-from proxy.driver import Driver
-from proxy.errors import (
+from slotwise.policies.types import Reason, Request, Rule
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.body import DEFAULT_LIMIT_BYTES, ClientGoneError, read_body
+from slotwise.proxy.departure import Departure
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.errors import (
     EngineUnreachableError,
     ProxyError,
     UpstreamError,
     internal_error,
     unreachable,
 )
-from proxy.forward import WAIT_HEADER, Forwarding
-from proxy.gate import caller_of
-from proxy.identity import Session, SessionTable
-from proxy.kinds import kind_of
-from proxy.prepare import Kind, Prepared, off_loop, prepare
-from proxy.reply import Comments, Reply
-from proxy.ticket import Ticket
-from proxy.tokenize import Encoded
+from slotwise.proxy.forward import WAIT_HEADER, Forwarding
+from slotwise.proxy.gate import caller_of
+from slotwise.proxy.identity import Session, SessionTable
+from slotwise.proxy.kinds import kind_of
+from slotwise.proxy.prepare import Kind, Prepared, off_loop, prepare
+from slotwise.proxy.reply import Comments, Reply
+from slotwise.proxy.ticket import Ticket
+from slotwise.proxy.tokenize import Encoded
 
 log = logging.getLogger(__name__)
 

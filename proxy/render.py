@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from proxy.template_language import environment
+from slotwise.proxy.template_language import environment
 
 _RENDERED = frozenset(
     (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import Send
 
-from proxy.errors import ProxyError, UpstreamError, framed
+from slotwise.proxy.errors import ProxyError, UpstreamError, framed
 
 EVENT_STREAM = "text/event-stream"
 _WRITE_TIMEOUT_S = 30.0  # for a comment to reach a client that reads slowly

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.actions import Action, AskSlots, Mismatch
-from proxy.book import Profile, profile_of
-from proxy.events import (
+from slotwise.proxy.actions import Action, AskSlots, Mismatch
+from slotwise.proxy.book import Profile, profile_of
+from slotwise.proxy.events import (
     Failure,
     RequestFailed,
     RequestFinished,
@@ -19,9 +19,9 @@ from proxy.events import (
     SlotReport,
     SlotsReported,
 )
-from proxy.memory_gate import MemoryGate
-from proxy.mirror import SlotMirror, SlotState
-from proxy.running import Engine, Running
+from slotwise.proxy.memory_gate import MemoryGate
+from slotwise.proxy.mirror import SlotMirror, SlotState
+from slotwise.proxy.running import Engine, Running
 
 
 class Reports:

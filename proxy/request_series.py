@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.types import Reason, Request
-from proxy import rule_series
-from proxy.actions import Dispatch, Refuse
-from proxy.events import Failure, RequestFailed, RequestFinished
-from proxy.label_sets import UNKNOWN
-from proxy.series import Series
+from slotwise.policies.types import Reason, Request
+from slotwise.proxy import rule_series
+from slotwise.proxy.actions import Dispatch, Refuse
+from slotwise.proxy.events import Failure, RequestFailed, RequestFinished
+from slotwise.proxy.label_sets import UNKNOWN
+from slotwise.proxy.series import Series
 
 
 @dataclass(slots=True)

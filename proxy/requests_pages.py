@@ -17,14 +17,14 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy import explain
-from proxy.driver import Driver
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, ProxyError, UpstreamError, bad
-from proxy.explain import Texts
-from proxy.gate import caller_of
-from proxy.media import FIRST_ID
-from proxy.record import Record
+from slotwise.proxy import explain
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, ProxyError, UpstreamError, bad
+from slotwise.proxy.explain import Texts
+from slotwise.proxy.gate import caller_of
+from slotwise.proxy.media import FIRST_ID
+from slotwise.proxy.record import Record
 
 log = logging.getLogger(__name__)
 

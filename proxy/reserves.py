@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from policies.admission import Growth, Need, buffer_bytes, new_checkpoints
-from policies.types import Request, SlotId
+from slotwise.policies.admission import Growth, Need, buffer_bytes, new_checkpoints
+from slotwise.policies.types import Request, SlotId
 
 
 @dataclass(slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from policies.order import Promotion
-from policies.regret import Obstacle
-from proxy.actions import Dispatch, HoldEnded, HoldResult, HomeWait
-from proxy.events import RequestFinished
-from proxy.series import Series
-from proxy.standing import SessionState, Standing
+from slotwise.policies.order import Promotion
+from slotwise.policies.regret import Obstacle
+from slotwise.proxy.actions import Dispatch, HoldEnded, HoldResult, HomeWait
+from slotwise.proxy.events import RequestFinished
+from slotwise.proxy.series import Series
+from slotwise.proxy.standing import SessionState, Standing
 
 
 def start_at_zero(series: Series, profile: str) -> None:

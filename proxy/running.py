@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.cost import piece_s, prefill_s, run_s
-from policies.params import Cost
-from policies.park import Park, State
-from policies.types import Request, Rule
-from proxy.mirror import SlotMirror
+from slotwise.policies.cost import piece_s, prefill_s, run_s
+from slotwise.policies.params import Cost
+from slotwise.policies.park import Park, State
+from slotwise.policies.types import Request, Rule
+from slotwise.proxy.mirror import SlotMirror
 
 
 @dataclass(slots=True, eq=False)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from policies.params import Cost, Params
-from policies.park import Park
-from policies.types import Request, SlotId
-from proxy.actions import Action, Refuse, WakeAt
-from proxy.book import Profile, profile_of
-from proxy.deciding import Deciding
-from proxy.events import (
+from slotwise.policies.params import Cost, Params
+from slotwise.policies.park import Park
+from slotwise.policies.types import Request, SlotId
+from slotwise.proxy.actions import Action, Refuse, WakeAt
+from slotwise.proxy.book import Profile, profile_of
+from slotwise.proxy.deciding import Deciding
+from slotwise.proxy.events import (
     EngineLoading,
     EngineLost,
     EngineReady,
@@ -32,12 +32,12 @@ from proxy.events import (
     SlotsReported,
     Tick,
 )
-from proxy.memory_gate import MemoryGate, MemoryRules
-from proxy.mirror import SlotMirror
-from proxy.reports import Reports
-from proxy.running import Engine
-from proxy.standing import Standing, standing
-from proxy.status import SlotStatus, Waiting, profile_json, slot_statuses, waiting
+from slotwise.proxy.memory_gate import MemoryGate, MemoryRules
+from slotwise.proxy.mirror import SlotMirror
+from slotwise.proxy.reports import Reports
+from slotwise.proxy.running import Engine
+from slotwise.proxy.standing import Standing, standing
+from slotwise.proxy.status import SlotStatus, Waiting, profile_json, slot_statuses, waiting
 
 _RETRY_AFTER_FULL_S = 5
 

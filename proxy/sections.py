@@ -27,7 +27,7 @@ _NAMES |= {"user": "user", "tool": "tool", "function": "tool"}
 
 
 class Part(NamedTuple):
-    """A section in characters; see ``policies.types.Section``."""
+    """A section in characters; see ``slotwise.policies.types.Section``."""
 
     name: str
     message: int

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.fairness import jain_index
-from proxy.book import Profile
-from proxy.contexts import BACKGROUND_KINDS
+from slotwise.policies.fairness import jain_index
+from slotwise.proxy.book import Profile
+from slotwise.proxy.contexts import BACKGROUND_KINDS
 
 _LEAST_SERVICE_S = 1e-3  # less is as good as forgotten
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxy.events import SlotReport
+from slotwise.proxy.events import SlotReport
 
 _LOOKED_AWAY_S = 60.0  # what was seen before says nothing about the time between
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from policies.types import Reason, SlotId
-from proxy import words
-from proxy.book import Profile
-from proxy.mirror import SlotMirror
-from proxy.running import Running
-from proxy.standing import limit, standing
-from proxy.waiter import Waiter
+from slotwise.policies.types import Reason, SlotId
+from slotwise.proxy import words
+from slotwise.proxy.book import Profile
+from slotwise.proxy.mirror import SlotMirror
+from slotwise.proxy.running import Running
+from slotwise.proxy.standing import limit, standing
+from slotwise.proxy.waiter import Waiter
 
 
 @dataclass(frozen=True, slots=True)

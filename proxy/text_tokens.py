@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from policies.prefix import Tokens, pack
-from proxy.encoders import EncoderGoneError
-from proxy.engine import EngineClient
-from proxy.knowledge import Knowledge
-from proxy.known_prompts import Mapped
+from slotwise.policies.prefix import Tokens, pack
+from slotwise.proxy.encoders import EncoderGoneError
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.knowledge import Knowledge
+from slotwise.proxy.known_prompts import Mapped
 
 _MANY_IDS = 20_000  # packing more than this would hold up the loop for milliseconds
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from proxy.actions import Action
-from proxy.events import Event, MemorySampled
+from slotwise.proxy.actions import Action
+from slotwise.proxy.events import Event, MemorySampled
 
 _ONE_EVERY_S = 60.0
 _Entry = tuple[float, MemorySampled]

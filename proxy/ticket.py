@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from policies.types import Request
-from proxy.actions import Dispatch, Refuse
-from proxy.errors import refused
-from proxy.events import (
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Dispatch, Refuse
+from slotwise.proxy.errors import refused
+from slotwise.proxy.events import (
     Event,
     Failure,
     RequestCancelled,
@@ -22,7 +22,7 @@ from proxy.events import (
     RequestFinished,
     RequestProgressed,
 )
-from proxy.sse import Progress, Seen
+from slotwise.proxy.sse import Progress, Seen
 
 
 class Ticket:

@@ -24,21 +24,21 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from policies.prefix import EMPTY, Tokens, lcp, pack
-from proxy.encoders import EncoderGoneError, Source
-from proxy.engine import EngineClient
-from proxy.errors import UpstreamError
-from proxy.infill import Infill
-from proxy.knowledge import Knowledge, Plan, Standing
-from proxy.known_prompts import Mapped, SegmentCache, Trails
-from proxy.local_tokenizer import Local
-from proxy.media import Medium, without_media
-from proxy.media_prompt import MediaPrompts
-from proxy.prepare import Kind, Prepared, off_loop
-from proxy.prompt_cache import Encoded, TokenCache
-from proxy.prompt_sections import one_section, sections_of
-from proxy.raw_prompt import raw_prompt
-from proxy.text_tokens import mapped_text, packed, text_tokens
+from slotwise.policies.prefix import EMPTY, Tokens, lcp, pack
+from slotwise.proxy.encoders import EncoderGoneError, Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import UpstreamError
+from slotwise.proxy.infill import Infill
+from slotwise.proxy.knowledge import Knowledge, Plan, Standing
+from slotwise.proxy.known_prompts import Mapped, SegmentCache, Trails
+from slotwise.proxy.local_tokenizer import Local
+from slotwise.proxy.media import Medium, without_media
+from slotwise.proxy.media_prompt import MediaPrompts
+from slotwise.proxy.prepare import Kind, Prepared, off_loop
+from slotwise.proxy.prompt_cache import Encoded, TokenCache
+from slotwise.proxy.prompt_sections import one_section, sections_of
+from slotwise.proxy.raw_prompt import raw_prompt
+from slotwise.proxy.text_tokens import mapped_text, packed, text_tokens
 
 __all__ = ("Encoded", "TokenCache", "Tokenizer")
 

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
-from proxy.shapes import dicts, hint_of, leading_system, texts, tool_names
+from slotwise.proxy.shapes import dicts, hint_of, leading_system, texts, tool_names
 
 MAX_MESSAGES = 10_000
 """Messages of one request that are looked at; what lies beyond does not tell who it is."""

@@ -21,9 +21,9 @@ from typing import cast
 
 import httptools
 
-from proxy.dial import Address, Spare, address_of, send_at_once
-from proxy.errors import EngineUnreachableError, UpstreamError
-from proxy.local_transport import LocalTransport
+from slotwise.proxy.dial import Address, Spare, address_of, send_at_once
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.local_transport import LocalTransport
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_BUFFERED_BYTES = 256 * 1024

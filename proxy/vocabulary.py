@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from proxy.fim import FIM_TEXTS, FimTokens
+from slotwise.proxy.fim import FIM_TEXTS, FimTokens
 
 
 class TokenType(IntEnum):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from policies import continuation
-from policies.order import Class
-from policies.params import Params
-from policies.park import Park
-from policies.regret import Loss, Obstacle, waiting_for
-from policies.types import Hold, Match, Parked, Reason, WaitingView
-from policies.working_set import Context
-from proxy.mirror import SlotMirror
+from slotwise.policies import continuation
+from slotwise.policies.order import Class
+from slotwise.policies.params import Params
+from slotwise.policies.park import Park
+from slotwise.policies.regret import Loss, Obstacle, waiting_for
+from slotwise.policies.types import Hold, Match, Parked, Reason, WaitingView
+from slotwise.policies.working_set import Context
+from slotwise.proxy.mirror import SlotMirror
 
 _LEAST_RECHECK_S = 1e-3  # a timer that cannot fire at the very same time again
 

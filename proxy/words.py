@@ -6,8 +6,8 @@ same. Only figures and names of ours come in, never a word of a prompt.
 
 from __future__ import annotations
 
-from policies.attribution import Cause
-from policies.types import Reason
+from slotwise.policies.attribution import Cause
+from slotwise.policies.types import Reason
 
 SESSION_CHARS = 8  # of a session's opaque id: enough to tell conversations apart
 

@@ -16,11 +16,11 @@ import uvicorn
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-from policies.params import Params
-from proxy import http_protocol
-from proxy.app import create_app
-from proxy.driver import Driver
-from proxy.life import ServedProfile
+from slotwise.policies.params import Params
+from slotwise.proxy import http_protocol
+from slotwise.proxy.app import create_app
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.life import ServedProfile
 from tests.support import START_LIMIT_S, STOP_LIMIT_S, StubServer
 
 T = TypeVar("T")

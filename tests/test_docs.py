@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from launcher.settings import LaunchedServer, MemorySection, RoleSection
-from policies.params import Params
-from proxy.metrics import Metrics
+from slotwise.launcher.settings import LaunchedServer, MemorySection, RoleSection
+from slotwise.policies.params import Params
+from slotwise.proxy.metrics import Metrics
 from tests.support import ROOT
 
 

@@ -115,6 +115,9 @@ ONLY_CLI_MAY = "bench"
 NOBODY_MAY = "launcher.cli"
 
 
+WRONG_NAME = "by its folder's name: it is installed as a part of slotwise"
+
+
 def violations(root: Path) -> list[str]:
     """Every import that breaks a law, as ``file:line: what``."""
     found = []
@@ -143,6 +146,8 @@ def allowed(file: str, law: Law, module: str) -> bool:
         return False
     if top == ONLY_CLI_MAY and not file.startswith("bench/"):
         return file == "launcher/cli.py"
+    if module.endswith(WRONG_NAME):
+        return False
     if top in PACKAGES:
         return any(fnmatch(module, pattern) for pattern in law.modules)
     if top in sys.stdlib_module_names:
@@ -151,8 +156,18 @@ def allowed(file: str, law: Law, module: str) -> bool:
 
 
 def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
-    """Line and full module name of each import; ``from proxy import sse`` imports proxy.sse."""
-    package = path.relative_to(root).parent.parts
+    """Line and module of each import, ours without ``slotwise.``: ``from slotwise.proxy import
+    sse`` imports proxy.sse. Ours by another name is ``by its folder's name``."""
+    for line, module in _imports(path, root):
+        top, _, inner = module.partition(".")
+        if top == "slotwise":
+            yield line, inner
+        else:
+            yield line, f"{module} {WRONG_NAME}" if top in PACKAGES else module
+
+
+def _imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    package = ("slotwise", *path.relative_to(root).parent.parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -162,7 +177,7 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, source
             for alias in node.names:
                 inner = f"{source}.{alias.name}"
-                if root.joinpath(*inner.split(".")).with_suffix(".py").exists():
+                if root.joinpath(*inner.split(".")[1:]).with_suffix(".py").exists():
                     yield node.lineno, inner
 
 
@@ -181,30 +196,32 @@ def test_the_pure_files_are_where_the_law_looks_for_them() -> None:
     [
         ("policies/guest.py", "import time"),
         ("policies/guest.py", "import httpx"),
-        ("policies/guest.py", "from proxy.events import Tick"),
+        ("policies/guest.py", "from slotwise.proxy.events import Tick"),
         ("policies/guest.py", "def f():\n    import logging"),
         ("proxy/scheduler.py", "import asyncio"),
-        ("proxy/scheduler.py", "from proxy.driver import Driver"),
-        ("proxy/scheduler.py", "from proxy import driver"),
+        ("proxy/scheduler.py", "from slotwise.proxy.driver import Driver"),
+        ("proxy/scheduler.py", "from slotwise.proxy import driver"),
         ("proxy/scheduler.py", "from . import driver"),
         ("proxy/scheduler.py", "from .driver import Driver"),
         ("proxy/sse.py", "import orjson"),
-        ("proxy/driver.py", "from launcher.process import Process"),
-        ("proxy/driver.py", "import launcher"),
+        ("proxy/driver.py", "from slotwise.launcher.process import Process"),
+        ("proxy/driver.py", "import slotwise.launcher"),
         ("proxy/driver.py", "import numpy"),
-        ("proxy/driver.py", "from bench import trace"),
+        ("proxy/driver.py", "from slotwise.bench import trace"),
         ("proxy/deep/new.py", "import asyncio"),
-        ("launcher/process.py", "from proxy.driver import Driver"),
-        ("launcher/process.py", "from policies.types import Rule"),
-        ("launcher/process.py", "import bench.demo"),
-        ("launcher/process.py", "from launcher.cli import main"),
-        ("launcher/process.py", "from launcher import cli"),
-        ("launcher/process.py", "from launcher.engines import Engines"),
-        ("launcher/wiring.py", "import bench.demo"),
+        ("launcher/process.py", "from slotwise.proxy.driver import Driver"),
+        ("launcher/process.py", "from slotwise.policies.types import Rule"),
+        ("launcher/process.py", "import slotwise.bench.demo"),
+        ("launcher/process.py", "from slotwise.launcher.cli import main"),
+        ("launcher/process.py", "from slotwise.launcher import cli"),
+        ("launcher/process.py", "from slotwise.launcher.engines import Engines"),
+        ("launcher/wiring.py", "import slotwise.bench.demo"),
+        ("proxy/driver.py", "from proxy.events import Tick"),
+        ("proxy/driver.py", "import policies.guest"),
         ("bench/bounds.py", "import httpx"),
-        ("bench/bounds.py", "from proxy.driver import Driver"),
-        ("bench/demo.py", "from launcher.process import Process"),
-        ("bench/demo.py", "from launcher.cli import main"),
+        ("bench/bounds.py", "from slotwise.proxy.driver import Driver"),
+        ("bench/demo.py", "from slotwise.launcher.process import Process"),
+        ("bench/demo.py", "from slotwise.launcher.cli import main"),
     ],
 )
 def test_an_import_against_the_law_is_found(tmp_path: Path, file: str, line: str) -> None:
@@ -220,11 +237,17 @@ def test_an_import_against_the_law_is_found(tmp_path: Path, file: str, line: str
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("policies/guest.py", "from policies.types import Rule\nimport math"),
-        ("proxy/scheduler.py", "from policies import guest\nfrom proxy.events import Tick"),
-        ("proxy/driver.py", "import asyncio, httpx\nfrom proxy.scheduler import Scheduler"),
-        ("launcher/cli.py", "import bench.demo\nfrom proxy.driver import Driver"),
-        ("bench/demo.py", "import httpx\nfrom proxy.scheduler import Scheduler"),
+        ("policies/guest.py", "from slotwise.policies.types import Rule\nimport math"),
+        (
+            "proxy/scheduler.py",
+            "from slotwise.policies import guest\nfrom slotwise.proxy.events import Tick",
+        ),
+        (
+            "proxy/driver.py",
+            "import asyncio, httpx\nfrom slotwise.proxy.scheduler import Scheduler",
+        ),
+        ("launcher/cli.py", "import slotwise.bench.demo\nfrom slotwise.proxy.driver import Driver"),
+        ("bench/demo.py", "import httpx\nfrom slotwise.proxy.scheduler import Scheduler"),
     ],
 )
 def test_an_import_within_the_law_is_not(tmp_path: Path, file: str, line: str) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import orjson
 
-from bench import engines
-from bench.engines import Server
-from bench.floor.shapes import workload
-from bench.floor.simulated import Figures
-from bench.floor.turns import CHAT, INFILL, Lane, Turn, body, message
-from bench.served import tiny_costs
+from slotwise.bench import engines
+from slotwise.bench.engines import Server
+from slotwise.bench.floor.shapes import workload
+from slotwise.bench.floor.simulated import Figures
+from slotwise.bench.floor.turns import CHAT, INFILL, Lane, Turn, body, message
+from slotwise.bench.served import tiny_costs
 
 CTX_TOKENS = 32_768  # of each slot
 PACE_S = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bench.floor.simulated import Cell
+from slotwise.bench.floor.simulated import Cell
 
 PINNED_SEEDS = range(1, 5)
 

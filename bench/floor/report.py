@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench import arms
-from bench.arms import SLOTWISE
-from bench.floor import engine, table
-from bench.floor.named import NAMED
-from bench.floor.shapes import workload
-from bench.floor.simulated import BARE, Cell, Figures
-from bench.floor.table import RULE, UNFELT_S, Result
-from bench.report import markdown_table
-from bench.served import Bench
-from policies.params import Params
+from slotwise.bench import arms
+from slotwise.bench.arms import SLOTWISE
+from slotwise.bench.floor import engine, table
+from slotwise.bench.floor.named import NAMED
+from slotwise.bench.floor.shapes import workload
+from slotwise.bench.floor.simulated import BARE, Cell, Figures
+from slotwise.bench.floor.table import RULE, UNFELT_S, Result
+from slotwise.bench.report import markdown_table
+from slotwise.bench.served import Bench
+from slotwise.policies.params import Params
 
 _SEEDS, _QUICK_SEEDS = 16, 2
 _ABLATED_SEEDS = 2

@@ -1,6 +1,6 @@
 """A search for the workload on which slotwise loses most against the bare engine.
 
-    python -m bench.floor.search --seed 1 --minutes 10
+    python -m slotwise.bench.floor.search --seed 1 --minutes 10
 
 Random mixtures of the floor's shapes, slots, RAM caches and costs, each served in virtual time by
 the bare engine and by slotwise. Some of what is behind is chance: where its clients' pauses are a
@@ -26,14 +26,14 @@ from typing import NamedTuple, Self
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import cost_model
-from bench.arms import SLOTWISE
-from bench.command_line import between, count, parser_of
-from bench.floor.shapes import SHAPES, workload
-from bench.floor.simulated import BARE, RAM, Figures, as_workload, inside, pace_s, serve
-from bench.floor.table import COSTS, SLOTS, UNFELT_S, ratio
-from bench.floor.turns import Lane, Turn
-from bench.report import markdown_table
+from slotwise.bench import cost_model
+from slotwise.bench.arms import SLOTWISE
+from slotwise.bench.command_line import between, count, parser_of
+from slotwise.bench.floor.shapes import SHAPES, workload
+from slotwise.bench.floor.simulated import BARE, RAM, Figures, as_workload, inside, pace_s, serve
+from slotwise.bench.floor.table import COSTS, SLOTS, UNFELT_S, ratio
+from slotwise.bench.floor.turns import Lane, Turn
+from slotwise.bench.report import markdown_table
 
 LEAST_REQUESTS = 30
 TTFT, REUSE = 1.25, 0.03  # how far behind counts as a find
@@ -242,7 +242,7 @@ def table(found: Sequence[Found]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; returns the exit status: 1 where something loses more than is allowed."""
-    parser = parser_of("bench.floor.search", __doc__)
+    parser = parser_of("slotwise.bench.floor.search", __doc__)
     parser.add_argument("--seed", type=count, default=1, help="of the search (%(default)s)")
     minutes = between(0.01, 600, "minutes")
     parser.add_argument("--minutes", type=minutes, default=10.0, help="(%(default)s)")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from bench.floor.turns import (
+from slotwise.bench.floor.turns import (
     INFILL,
     Draw,
     Lane,

@@ -18,19 +18,19 @@ from zlib import crc32
 
 import orjson
 
-from bench import arms, cost_model
-from bench.arms import SLOTWISE
-from bench.cost_model import CostModel, Outside
-from bench.floor.shapes import workload
-from bench.floor.turns import INFILL, Lane, Turn
-from bench.report import percentile
-from bench.rows import Row
-from bench.sim_workload import Ask, Workload
-from bench.simulation import Run, Served, simulate
-from policies.params import Params
-from policies.prefix import Tokens
-from proxy.identity import SessionTable
-from proxy.kinds import Patterns, kind_of
+from slotwise.bench import arms, cost_model
+from slotwise.bench.arms import SLOTWISE
+from slotwise.bench.cost_model import CostModel, Outside
+from slotwise.bench.floor.shapes import workload
+from slotwise.bench.floor.turns import INFILL, Lane, Turn
+from slotwise.bench.report import percentile
+from slotwise.bench.rows import Row
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.bench.simulation import Run, Served, simulate
+from slotwise.policies.params import Params
+from slotwise.policies.prefix import Tokens
+from slotwise.proxy.identity import SessionTable
+from slotwise.proxy.kinds import Patterns, kind_of
 
 BARE = "llama.cpp"
 RAM = ("none", "small", "large")

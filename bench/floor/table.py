@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.arms import SLOTWISE
-from bench.floor.shapes import SHAPES
-from bench.floor.simulated import BARE, RAM, Cell, Figures, run_cell
+from slotwise.bench.arms import SLOTWISE
+from slotwise.bench.floor.shapes import SHAPES
+from slotwise.bench.floor.simulated import BARE, RAM, Cell, Figures, run_cell
 
 SLOTS = (1, 2, 4, 8)
 COSTS = ("gb10", "tiny")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from bench.workload import text
+from slotwise.bench.workload import text
 
 CHAT, INFILL = "/v1/chat/completions", "/infill"
 Message = dict[str, Any]

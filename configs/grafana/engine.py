@@ -1,7 +1,7 @@
 """Dashboard *Engine*: what the llama-servers do, by their own word and by ours."""
 
-from configs.grafana.panels import Lines, Number
-from configs.grafana.promql import grown, rate
+from slotwise.configs.grafana.panels import Lines, Number
+from slotwise.configs.grafana.promql import grown, rate
 
 NAME = "Engine"
 ABOUT = "Each llama-server: speed, busy slots, what they hold, restarts, and whether pins hold."

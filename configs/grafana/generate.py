@@ -1,4 +1,6 @@
-"""Writes the dashboards into ``dashboards/`` beside it: ``python -m configs.grafana.generate``.
+"""Writes the dashboards into ``dashboards/`` beside it.
+
+    python -m slotwise.configs.grafana.generate
 
 Each is a page of one module, a list of panels with their queries; the JSON is committed, and a test
 holds it to this script byte for byte.
@@ -11,8 +13,8 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from configs.grafana import engine, memory, reuse, scheduling
-from configs.grafana.panels import page
+from slotwise.configs.grafana import engine, memory, reuse, scheduling
+from slotwise.configs.grafana.panels import page
 
 FOLDER = Path(__file__).parent / "dashboards"
 PAGES = (reuse, scheduling, memory, engine)
@@ -28,7 +30,7 @@ def files() -> dict[str, str]:
 def main() -> None:
     """Writes them all."""
     parser = argparse.ArgumentParser(
-        prog="python -m configs.grafana.generate",
+        prog="python -m slotwise.configs.grafana.generate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,7 +1,7 @@
 """Dashboard *Memory*: who holds it, how far the floors are, what gave way."""
 
-from configs.grafana.panels import Areas, Lines
-from configs.grafana.promql import grown, rate
+from slotwise.configs.grafana.panels import Areas, Lines
+from slotwise.configs.grafana.promql import grown, rate
 
 NAME = "Memory"
 ABOUT = "The machine's memory: who holds it, how near the floors are, what waits and what gave way."

@@ -1,7 +1,7 @@
 """Dashboard *Reuse*: is the cache working, and if not, why."""
 
-from configs.grafana.panels import Areas, Lines, Number
-from configs.grafana.promql import grown, rate
+from slotwise.configs.grafana.panels import Areas, Lines, Number
+from slotwise.configs.grafana.promql import grown, rate
 
 NAME = "Reuse"
 ABOUT = "How much of the prompts came from the cache, how much could have, and where the rest went."

@@ -1,7 +1,7 @@
 """Dashboard *Scheduling*: who waits, for what, and what it costs."""
 
-from configs.grafana.panels import Areas, Heat, Lines
-from configs.grafana.promql import grown, rate
+from slotwise.configs.grafana.panels import Areas, Heat, Lines
+from slotwise.configs.grafana.promql import grown, rate
 
 NAME = "Scheduling"
 ABOUT = "Who waits and why, how long until the first token, and what the rules cost and save."

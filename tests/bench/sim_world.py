@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from bench import arms, cost_model
-from bench.sim_rows import Shape
-from bench.sim_workload import Recorded, Workload, closed_loop
-from bench.simulation import Run
-from bench.simulation import simulate as simulated
-from policies.params import Params
+from slotwise.bench import arms, cost_model
+from slotwise.bench.sim_rows import Shape
+from slotwise.bench.sim_workload import Recorded, Workload, closed_loop
+from slotwise.bench.simulation import Run
+from slotwise.bench.simulation import simulate as simulated
+from slotwise.policies.params import Params
 
 EVIDENCE = cost_model.load("evidence")
 PARAMS = replace(Params(), cost=EVIDENCE.as_policy())

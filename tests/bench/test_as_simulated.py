@@ -8,11 +8,11 @@ from itertools import count
 import pytest
 from rich.console import Console
 
-from bench import as_simulated, engines, workload
-from bench.as_simulated import Prompts
-from bench.scripts import Wanted, of_calls
-from bench.served import Bench
-from policies.prefix import lcp, pack
+from slotwise.bench import as_simulated, engines, workload
+from slotwise.bench.as_simulated import Prompts
+from slotwise.bench.scripts import Wanted, of_calls
+from slotwise.bench.served import Bench
+from slotwise.policies.prefix import lcp, pack
 
 ENGINE = importlib.util.find_spec("xllamacpp")
 needs_engine = pytest.mark.skipif(not ENGINE, reason="no embedded engine (xllamacpp)")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import bounds
-from bench.rows import Row
-from policies.prefix import Tokens, lcp, pack
+from slotwise.bench import bounds
+from slotwise.bench.rows import Row
+from slotwise.policies.prefix import Tokens, lcp, pack
 
 
 def row(ids: list[int], answer: list[int] | None = None) -> Row:

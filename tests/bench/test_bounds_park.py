@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from bench import bounds
-from bench.rows import Row
-from policies.prefix import BLOCK_TOKENS, pack
+from slotwise.bench import bounds
+from slotwise.bench.rows import Row
+from slotwise.policies.prefix import BLOCK_TOKENS, pack
 
 
 def blocks(*letters: str) -> Row:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.decide_bench import NAIVE, Situation, Size, measure, naive_lcp
-from proxy.actions import Dispatch
-from proxy.events import Tick
+from slotwise.bench.decide_bench import NAIVE, Situation, Size, measure, naive_lcp
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import Tick
 
 
 def test_the_timed_situation_has_all_slots_at_work_and_a_full_queue() -> None:

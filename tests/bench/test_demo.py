@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from bench import demo, demo_calls
-from bench.client import Answer
-from bench.demo import Result, verdict
+from slotwise.bench import demo, demo_calls
+from slotwise.bench.client import Answer
+from slotwise.bench.demo import Result, verdict
 
 
 def result(name: str, cached: int) -> Result:

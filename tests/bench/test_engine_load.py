@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bench import arms, cost_model
-from bench.cost_model import CostModel, Outside
-from bench.engine_jobs import EngineSetup
-from bench.engine_model import EngineModel
-from bench.rows import Row
-from bench.sim_workload import Ask, Workload
-from bench.simulation import Run, simulate
-from policies.params import Params
+from slotwise.bench import arms, cost_model
+from slotwise.bench.cost_model import CostModel, Outside
+from slotwise.bench.engine_jobs import EngineSetup
+from slotwise.bench.engine_model import EngineModel
+from slotwise.bench.rows import Row
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.bench.simulation import Run, simulate
+from slotwise.policies.params import Params
 from tests.bench.test_engine_model import PLAIN, ids, job, serve
 
 CROWDED = PLAIN.model_copy(update={"crowded": 1.5})

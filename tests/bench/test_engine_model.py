@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench import cost_model
-from bench.cost_model import CostError, CostModel
-from bench.engine_jobs import EngineSetup, Job
-from bench.engine_model import EngineMisuseError, EngineModel
-from bench.ram_cache import RamCache
-from bench.rows import Row
-from policies.prefix import EMPTY, Tokens, pack
+from slotwise.bench import cost_model
+from slotwise.bench.cost_model import CostError, CostModel
+from slotwise.bench.engine_jobs import EngineSetup, Job
+from slotwise.bench.engine_model import EngineMisuseError, EngineModel
+from slotwise.bench.ram_cache import RamCache
+from slotwise.bench.rows import Row
+from slotwise.policies.prefix import EMPTY, Tokens, pack
 
 # A published prefill of 23,581 tokens on GB10: tokens done, seconds.
 GB10_CURVE = [

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from bench import cost_model, fit
-from bench.client import Answer
-from bench.cost_model import CostModel, Outside, Prefill
-from bench.fit import Point
-from bench.sender import Outcome, Sent
-from bench.steps import Ids, Step
-from policies.prefix import pack
+from slotwise.bench import cost_model, fit
+from slotwise.bench.client import Answer
+from slotwise.bench.cost_model import CostModel, Outside, Prefill
+from slotwise.bench.fit import Point
+from slotwise.bench.sender import Outcome, Sent
+from slotwise.bench.steps import Ids, Step
+from slotwise.policies.prefix import pack
 
 TRUE = Prefill(c_s=0.004, a_s=2e-5, b_s=6e-9)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bench import suite
-from bench.arms import SLOTWISE
-from bench.floor import report, search, table
-from bench.floor.named import NAMED, PINNED_SEEDS, Named
-from bench.floor.search import LEAST_REQUESTS, Case, Found
-from bench.floor.simulated import BARE, Cell, Figures, run_cell
-from bench.floor.table import Result, breaches
-from bench.floor.worst import WORST, Worst
-from launcher import cli
+from slotwise.bench import suite
+from slotwise.bench.arms import SLOTWISE
+from slotwise.bench.floor import report, search, table
+from slotwise.bench.floor.named import NAMED, PINNED_SEEDS, Named
+from slotwise.bench.floor.search import LEAST_REQUESTS, Case, Found
+from slotwise.bench.floor.simulated import BARE, Cell, Figures, run_cell
+from slotwise.bench.floor.table import Result, breaches
+from slotwise.bench.floor.worst import WORST, Worst
+from slotwise.launcher import cli
 
 QUICK = table.cells(slots=(4,), rams=("none",))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench import cost_model
-from bench.floor.shapes import SHAPES, workload
-from bench.floor.simulated import Cell, as_workload, park_tokens, run_cell
-from bench.floor.turns import Turn, body, message
-from policies.prefix import lcp
+from slotwise.bench import cost_model
+from slotwise.bench.floor.shapes import SHAPES, workload
+from slotwise.bench.floor.simulated import Cell, as_workload, park_tokens, run_cell
+from slotwise.bench.floor.turns import Turn, body, message
+from slotwise.policies.prefix import lcp
 
 PACE = 2.0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench import engines
-from bench.memory_cost import MIB, Cost, Outcome, measure
+from slotwise.bench import engines
+from slotwise.bench.memory_cost import MIB, Cost, Outcome, measure
 
 
 def test_on_the_real_engine_no_request_costs_more_than_it_reserved() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.memory_other import MIB, Machine, Start, machine, main
+from slotwise.bench.memory_other import MIB, Machine, Start, machine, main
 
 BEFORE = Machine(used=500 * MIB, on_lists=100 * MIB, processes=50 * MIB)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench import bounds, offline, trace
-from bench.offline import Slot, Slotwise, llama_server, longest_prefix, session_pin
-from bench.rows import Row, total
-from policies.params import Params
-from policies.prefix import pack
+from slotwise.bench import bounds, offline, trace
+from slotwise.bench.offline import Slot, Slotwise, llama_server, longest_prefix, session_pin
+from slotwise.bench.rows import Row, total
+from slotwise.policies.params import Params
+from slotwise.policies.prefix import pack
 
 HEAD = list(range(3000))
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench import overhead, overhead_arms
-from bench.fake_engine import FakeEngine
-from bench.overhead_arms import Arm
-from bench.overhead_load import CHAT, LAST_CHUNK, LoadError, Talker, post, streams
-from bench.overhead_report import DIRECT, LONG, NGINX, SHORT, Figures, report, verdicts
+from slotwise.bench import overhead, overhead_arms
+from slotwise.bench.fake_engine import FakeEngine
+from slotwise.bench.overhead_arms import Arm
+from slotwise.bench.overhead_load import CHAT, LAST_CHUNK, LoadError, Talker, post, streams
+from slotwise.bench.overhead_report import DIRECT, LONG, NGINX, SHORT, Figures, report, verdicts
 
 OURS = "slotwise"
 

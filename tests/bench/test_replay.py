@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
-from bench import engines, replay, replay_figures, sender
-from bench.client import Answer
-from bench.sender import How, Outcome, ReplayError, Sent
-from bench.steps import Chat, Ids, Script, Step
-from bench.trace import Call
-from launcher import cli
-from policies.prefix import pack
+from slotwise.bench import engines, replay, replay_figures, sender
+from slotwise.bench.client import Answer
+from slotwise.bench.sender import How, Outcome, ReplayError, Sent
+from slotwise.bench.steps import Chat, Ids, Script, Step
+from slotwise.bench.trace import Call
+from slotwise.launcher import cli
+from slotwise.policies.prefix import pack
 from tests.support import StubServer
 
 pytestmark = pytest.mark.anyio

@@ -8,11 +8,11 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from bench import bounds, engines, offline, trace, workload
-from bench.compare import CTX_TOKENS, Arm, Plan, measure
-from bench.offline import Slotwise
-from bench.rows import Renderer, total
-from policies.params import Params
+from slotwise.bench import bounds, engines, offline, trace, workload
+from slotwise.bench.compare import CTX_TOKENS, Arm, Plan, measure
+from slotwise.bench.offline import Slotwise
+from slotwise.bench.rows import Renderer, total
+from slotwise.policies.params import Params
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)"

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from bench.rows import Renderer, Row
-from bench.trace import Call, Message
-from bench.workload import conversation
-from policies.prefix import lcp
+from slotwise.bench.rows import Renderer, Row
+from slotwise.bench.trace import Call, Message
+from slotwise.bench.workload import conversation
+from slotwise.policies.prefix import lcp
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import scratch
+from slotwise.bench import scratch
 from tests.support import Process
 
 BENCHMARK = """
 import sys, tempfile, time
-from bench import scratch
+from slotwise.bench import scratch
 tempfile.tempdir = sys.argv[1]
 with scratch.folder() as folder:
     (folder / "log").touch()

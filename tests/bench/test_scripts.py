@@ -8,17 +8,17 @@ from typing import Any
 import orjson
 import pytest
 
-from bench import mooncake, scripts, steps
-from bench.block_trace import block_tokens, knows_sessions
-from bench.scripts import Wanted, of_calls, of_journal, read
-from bench.sim_rows import Shape
-from bench.sim_workload import Recorded
-from bench.steps import PLAIN_IDS, Chat, Ids, Script, Step, plain
-from bench.trace import Call, TraceError
-from policies.prefix import Tokens, lcp, pack
-from policies.types import Request
-from proxy import journal
-from proxy.events import RequestArrived, RequestFinished
+from slotwise.bench import mooncake, scripts, steps
+from slotwise.bench.block_trace import block_tokens, knows_sessions
+from slotwise.bench.scripts import Wanted, of_calls, of_journal, read
+from slotwise.bench.sim_rows import Shape
+from slotwise.bench.sim_workload import Recorded
+from slotwise.bench.steps import PLAIN_IDS, Chat, Ids, Script, Step, plain
+from slotwise.bench.trace import Call, TraceError
+from slotwise.policies.prefix import Tokens, lcp, pack
+from slotwise.policies.types import Request
+from slotwise.proxy import journal
+from slotwise.proxy.events import RequestArrived, RequestFinished
 
 
 def call(session: str, turn: int, t: float | None = None) -> Call:

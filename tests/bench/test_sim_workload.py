@@ -7,11 +7,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bench import block_trace
-from bench.sim_rows import Shape
-from bench.sim_workload import Recorded, Workload, open_loop
-from bench.trace import TraceError
-from policies.prefix import lcp
+from slotwise.bench import block_trace
+from slotwise.bench.sim_rows import Shape
+from slotwise.bench.sim_workload import Recorded, Workload, open_loop
+from slotwise.bench.trace import TraceError
+from slotwise.policies.prefix import lcp
 from tests.bench.sim_world import agents, call, run, workload, written
 
 

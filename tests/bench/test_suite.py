@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import engines, served, suite, suite_slots, workload
-from bench.client import Answer
-from bench.scripts import Wanted, of_calls
-from bench.sender import Outcome, Sent
-from bench.served import Bench
-from bench.steps import Ids, Script, Step
-from bench.suite import Entry
-from bench.suite_mixed import shorter
-from launcher import cli
-from policies.prefix import Tokens, pack
+from slotwise.bench import engines, served, suite, suite_slots, workload
+from slotwise.bench.client import Answer
+from slotwise.bench.scripts import Wanted, of_calls
+from slotwise.bench.sender import Outcome, Sent
+from slotwise.bench.served import Bench
+from slotwise.bench.steps import Ids, Script, Step
+from slotwise.bench.suite import Entry
+from slotwise.bench.suite_mixed import shorter
+from slotwise.launcher import cli
+from slotwise.policies.prefix import Tokens, pack
 
 ENGINE = importlib.util.find_spec("xllamacpp")
 needs_engine = pytest.mark.skipif(not ENGINE, reason="no embedded engine (xllamacpp)")
@@ -79,9 +79,10 @@ def test_a_ram_cache_holds_what_its_whole_mebibytes_hold() -> None:
 
 
 def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
-    line = "python -m launcher.embedded -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
+    program = "python -m slotwise.launcher.embedded"
+    line = f"{program} -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
     shown = suite_slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
-    assert shown == "python -m launcher.embedded -m tiny.gguf -np 4 -t 1"
+    assert shown == f"{program} -m tiny.gguf -np 4 -t 1"
 
 
 @needs_engine

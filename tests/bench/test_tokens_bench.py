@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.tokens_bench import BenchError, Turns
-from policies.prefix import pack
+from slotwise.bench.tokens_bench import BenchError, Turns
+from slotwise.policies.prefix import pack
 
 
 def play(compared: bool, theirs: list[int], rendered: str = "text") -> list[str]:

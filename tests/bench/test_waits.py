@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench import cost_model, wait_scenes, waits
-from bench.sim_workload import Ask, Workload
-from bench.wait_scenes import Talk, single
-from bench.watched import Longest, bounds, watched
-from policies.params import Params, from_mapping
-from policies.types import SIDE_JOB
+from slotwise.bench import cost_model, wait_scenes, waits
+from slotwise.bench.sim_workload import Ask, Workload
+from slotwise.bench.wait_scenes import Talk, single
+from slotwise.bench.watched import Longest, bounds, watched
+from slotwise.policies.params import Params, from_mapping
+from slotwise.policies.types import SIDE_JOB
 
 EVIDENCE = cost_model.load("evidence")
 TIGHT: dict[str, dict[str, Any]] = {

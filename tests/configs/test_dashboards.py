@@ -12,7 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from configs.grafana import generate
+from slotwise.configs.grafana import generate
 
 NAMES = ("engine.json", "memory.json", "reuse.json", "scheduling.json")
 

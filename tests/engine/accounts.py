@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.gguf_header import read_vocabulary
-from policies.params import from_mapping
-from proxy.encoders import Source
-from proxy.life import ServedProfile
-from proxy.record import Record
+from slotwise.launcher.gguf_header import read_vocabulary
+from slotwise.policies.params import from_mapping
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.record import Record
 from tests.engine.engines import RunningEngine
 from tests.engine.talk import TINY_COST
 from tests.proxy.client_shapes import Wire

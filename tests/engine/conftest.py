@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import tiny_model
+from slotwise.launcher import tiny_model
 from tests.engine import engines
 
 StartEngine = Callable[..., engines.RunningEngine]

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from policies.params import from_mapping
-from proxy.life import ServedProfile
+from slotwise.policies.params import from_mapping
+from slotwise.proxy.life import ServedProfile
 from tests.engine.engines import RunningEngine
 from tests.running_proxy import RunningProxy, run_proxy
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from launcher import engine_flags
-from launcher.profile import load_all
-from launcher.settings import LaunchedServer
+from slotwise.launcher import engine_flags
+from slotwise.launcher.profile import load_all
+from slotwise.launcher.settings import LaunchedServer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher import cli
-from proxy.app import create_app
-from proxy.normalize import Normalize
+from slotwise.launcher import cli
+from slotwise.proxy.app import create_app
+from slotwise.proxy.normalize import Normalize
 from tests.engine.accounts import accounted, send
 from tests.engine.conftest import StartEngine
 from tests.engine.talk import NO_RAM_CACHE, PINNABLE, words

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.floor.engine import Place, measure, served
-from bench.floor.turns import Lane, Turn, body, message
-from bench.workload import text
+from slotwise.bench.floor.engine import Place, measure, served
+from slotwise.bench.floor.turns import Lane, Turn, body, message
+from slotwise.bench.workload import text
 
 FOUR = Place(4, "none")
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from launcher.gguf_header import read_vocabulary
-from policies.params import from_mapping
-from proxy.encoders import Source
-from proxy.engine import EngineClient
-from proxy.fim import InfillFlags
-from proxy.life import ServedProfile
-from proxy.prepare import Kind, prepare
-from proxy.tokenize import Tokenizer
+from slotwise.launcher.gguf_header import read_vocabulary
+from slotwise.policies.params import from_mapping
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.fim import InfillFlags
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.prepare import Kind, prepare
+from slotwise.proxy.tokenize import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 from tests.engine.engines import RunningEngine

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import cache_size, gguf_header, model_shape, models, plan
-from launcher.cache_size import Context
-from launcher.plan import Engine, Loaded
+from slotwise.launcher import cache_size, gguf_header, model_shape, models, plan
+from slotwise.launcher.cache_size import Context
+from slotwise.launcher.plan import Engine, Loaded
 from tests.engine import engines, reshaped
 from tests.support import ROOT
 
@@ -22,7 +22,7 @@ _LINE = re.compile(
 )
 # A process with the engine in it, but no model.
 _WITHOUT_MODEL = (
-    "import sys, launcher.embedded, xllamacpp; xllamacpp.CommonParams(); "
+    "import sys, slotwise.launcher.embedded, xllamacpp; xllamacpp.CommonParams(); "
     "print('ready', flush=True); sys.stdin.read()"
 )
 

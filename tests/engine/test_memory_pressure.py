@@ -13,15 +13,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from policies.admission import Limits
-from policies.params import from_mapping
-from proxy.actions import Dispatch
-from proxy.events import MemorySampled
-from proxy.journal import read
-from proxy.meminfo import MemInfo
-from proxy.memory_gate import MemoryRules
-from proxy.reclaiming import Member
-from proxy.scheduler import Scheduler
+from slotwise.policies.admission import Limits
+from slotwise.policies.params import from_mapping
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import MemorySampled
+from slotwise.proxy.journal import read
+from slotwise.proxy.meminfo import MemInfo
+from slotwise.proxy.memory_gate import MemoryRules
+from slotwise.proxy.reclaiming import Member
+from slotwise.proxy.scheduler import Scheduler
 from tests.support import Slotwise, wait_until
 
 GIB = 2**30

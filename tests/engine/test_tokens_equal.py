@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from bench.prompt_corpus import prompts
-from bench.tokens_bench import differences, proven, request
-from launcher import models
-from policies.prefix import pack
-from proxy.engine import EngineClient
-from proxy.errors import ProxyError, UpstreamError
-from proxy.prepare import Kind, prepare
-from proxy.probe_chats import PROBE_CHATS
-from proxy.tokenize import Tokenizer
+from slotwise.bench.prompt_corpus import prompts
+from slotwise.bench.tokens_bench import differences, proven, request
+from slotwise.launcher import models
+from slotwise.policies.prefix import pack
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import ProxyError, UpstreamError
+from slotwise.proxy.prepare import Kind, prepare
+from slotwise.proxy.probe_chats import PROBE_CHATS
+from slotwise.proxy.tokenize import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 from tests.engine.retemplated import retemplated

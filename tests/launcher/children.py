@@ -29,10 +29,10 @@ while True:
     time.sleep(60)
 """
 
-# A parent that starts a child by launcher.process, tells its pid, and waits.
+# A parent that starts a child by slotwise.launcher.process, tells its pid, and waits.
 PARENT = """
 import asyncio, pathlib, sys
-from launcher import log_file, process
+from slotwise.launcher import log_file, process
 async def main():
     directory = pathlib.Path(sys.argv[1])
     log = log_file.RotatingLog(directory / "log")

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from launcher import memory_plan, profile
-from launcher.machine import Machine
-from launcher.memory_plan import Outcome
+from slotwise.launcher import memory_plan, profile
+from slotwise.launcher.machine import Machine
+from slotwise.launcher.memory_plan import Outcome
 from tests.launcher import big_models as big
 from tests.launcher import headers
 

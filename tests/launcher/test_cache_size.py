@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launcher import gguf_header, model_shape
-from launcher.cache_size import (
+from slotwise.launcher import gguf_header, model_shape
+from slotwise.launcher.cache_size import (
     CacheError,
     Context,
     caches,
@@ -16,7 +16,7 @@ from launcher.cache_size import (
     draft_bytes,
     row_bytes,
 )
-from launcher.model_shape import ModelShape, ShapeError
+from slotwise.launcher.model_shape import ModelShape, ShapeError
 from tests.launcher import big_models as big
 from tests.launcher import headers
 

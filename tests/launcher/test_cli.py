@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from launcher import cli, tiny_model
+from slotwise.launcher import cli, tiny_model
 from tests.engine import engines
 from tests.launcher import children
 
@@ -31,7 +31,7 @@ server: {attach: "http://127.0.0.1:9", parallel: 1, kv_unified: false, cache_ram
 
 def _slotwise(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command that is expected to end by itself."""
-    line = [sys.executable, "-m", "launcher.cli", *arguments]
+    line = [sys.executable, "-m", "slotwise.launcher.cli", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
@@ -61,7 +61,7 @@ class Serving:
 @contextlib.contextmanager
 def _serving(directory: Path, *arguments: str) -> Iterator[Serving]:
     output, errors = directory / "stdout", directory / "stderr"
-    line = [sys.executable, "-m", "launcher.cli", "serve", "--port", "0"]
+    line = [sys.executable, "-m", "slotwise.launcher.cli", "serve", "--port", "0"]
     line += ["--state-dir", str(directory / "state"), *arguments]
     with output.open("w") as out, errors.open("w") as err:
         process = subprocess.Popen(line, stdout=out, stderr=err, text=True)
@@ -86,7 +86,7 @@ def _is_engine(child: psutil.Process, parent: psutil.Process) -> bool:
     """Not the tokenizer, nor what has just ended, nor what is not yet what it was forked to be."""
     try:
         line = child.cmdline()
-        return "proxy.encoder_process" not in line and line != parent.cmdline()
+        return "slotwise.proxy.encoder_process" not in line and line != parent.cmdline()
     except psutil.Error:
         return False
 

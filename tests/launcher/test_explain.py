@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher import asking, explain
+from slotwise.launcher import asking, explain
 
 REQUEST: dict[str, Any] = {
     "id": "req-1",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import machine
+from slotwise.launcher import machine
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from launcher import measured, pid_file, plan
-from launcher.cache_size import Context
-from launcher.measured import Meter, Start, logged_bytes
-from launcher.plan import Engine, Loaded
+from slotwise.launcher import measured, pid_file, plan
+from slotwise.launcher.cache_size import Context
+from slotwise.launcher.measured import Meter, Start, logged_bytes
+from slotwise.launcher.plan import Engine, Loaded
 
 # As llama-server writes them with -lv 4, and older builds always.
 LOG = """

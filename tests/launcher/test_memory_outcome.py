@@ -12,10 +12,10 @@ import psutil
 import pytest
 import yaml
 
-from launcher import measured, pid_file, wiring
-from launcher.fitting import Fit
-from launcher.settings import LaunchedServer
-from policies.admission import Growth
+from slotwise.launcher import measured, pid_file, wiring
+from slotwise.launcher.fitting import Fit
+from slotwise.launcher.settings import LaunchedServer
+from slotwise.policies.admission import Growth
 from tests.launcher import big_models as big
 from tests.launcher import headers
 from tests.launcher.planned import BIG, GB, GIB, meminfo_file, outcome_of, profile_file

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from launcher import cli, measured, tiny_model
+from slotwise.launcher import cli, measured, tiny_model
 from tests.launcher import big_models as big
 from tests.launcher import headers
 from tests.launcher.planned import GB, meminfo_file, outcome_of, profile_file
@@ -57,7 +57,7 @@ def test_a_plan_that_does_not_fit_says_what_would(tmp_path: Path, slotwise: Slot
 def test_serve_refuses_what_does_not_fit_unless_told_otherwise(tmp_path: Path) -> None:
     meminfo_file(tmp_path, available_gib=60)
     path = profile_file(tmp_path, "qwen3.8-flash-next")
-    line = [sys.executable, "-m", "launcher.cli", "serve", str(path), "--port", "0"]
+    line = [sys.executable, "-m", "slotwise.launcher.cli", "serve", str(path), "--port", "0"]
     line += ["--state-dir", str(tmp_path / "state")]
     refused = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert refused.returncode == 1

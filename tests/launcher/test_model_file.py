@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
-from launcher import gguf_header, gguf_tensors, tiny_model
+from slotwise.launcher import gguf_header, gguf_tensors, tiny_model
 from tests.launcher.written import faults_of, gguf, load
 
 

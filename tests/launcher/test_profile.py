@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher import profile
-from launcher.profile import ProfileError
-from launcher.settings import AttachedServer, LaunchedServer
+from slotwise.launcher import profile
+from slotwise.launcher.profile import ProfileError
+from slotwise.launcher.settings import AttachedServer, LaunchedServer
 from tests.launcher.written import faults_of, gguf, load
 
 
@@ -208,7 +208,7 @@ def test_keys_are_read_by_name_and_never_shown(tmp_path: Path, plain: dict[str, 
 
 
 def test_the_profiles_that_come_along_have_no_fault() -> None:
-    from policies.params import from_mapping
+    from slotwise.policies.params import from_mapping
 
     names = profile.brought()
     assert {"demo", "tiny"} <= set(names)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import states
-from launcher.states import Life, State
+from slotwise.launcher import states
+from slotwise.launcher.states import Life, State
 
 
 def test_a_failure_is_tried_again_later_and_later_up_to_a_cap() -> None:

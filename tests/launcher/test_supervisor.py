@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import states, supervisor
-from launcher.listener import Cause, Listener
-from launcher.supervisor import EngineSpec, Supervisor
+from slotwise.launcher import states, supervisor
+from slotwise.launcher.listener import Cause, Listener
+from slotwise.launcher.supervisor import EngineSpec, Supervisor
 from tests.launcher import children
 from tests.launcher.heard import Heard
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from policies.attribution import Earlier, Facts
-from policies.params import Cost
-from policies.types import Section
+from slotwise.policies.attribution import Earlier, Facts
+from slotwise.policies.params import Cost
+from slotwise.policies.types import Section
 
 CHAT = (
     Section("tools", -1, 100),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from policies.attribution import Attribution, Cause, Difference, Earlier, Facts, attribute
+from slotwise.policies.attribution import Attribution, Cause, Difference, Earlier, Facts, attribute
 from tests.policies.attributed import CHAT, any_facts
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.cost import prefill_s, run_s
-from policies.params import Cost
+from slotwise.policies.cost import prefill_s, run_s
+from slotwise.policies.params import Cost
 
 # Tokens done and seconds since the start: a published prefill of a 125B/6B-active MoE on GB10.
 GB10_CURVE = [

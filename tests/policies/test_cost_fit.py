@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import cost_fit
-from policies.cost import prefill_s, run_s, step_s
-from policies.cost_fit import Fit
-from policies.params import Cost
+from slotwise.policies import cost_fit
+from slotwise.policies.cost import prefill_s, run_s, step_s
+from slotwise.policies.cost_fit import Fit
+from slotwise.policies.params import Cost
 
 TINY = Cost(prefill_c_s=0.003, prefill_a_s=1.8e-5, prefill_b_s=6e-9)
 PLAIN = Cost(prefill_c_s=0, prefill_a_s=5e-4, prefill_b_s=0)

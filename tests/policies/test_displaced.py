@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from policies.affinity import expected_loss_s
-from policies.displaced import Displacements
-from policies.params import Affinity, Cost
-from policies.park import State
-from policies.pauses import Pauses
+from slotwise.policies.affinity import expected_loss_s
+from slotwise.policies.displaced import Displacements
+from slotwise.policies.params import Affinity, Cost
+from slotwise.policies.park import State
+from slotwise.policies.pauses import Pauses
 from tests.proxy.script import text
 
 

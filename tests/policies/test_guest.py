@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from policies.affinity import expected_loss_s
-from policies.case import View
-from policies.decide import decide
-from policies.params import Cost, Params
-from policies.park import State
-from policies.pauses import Pauses
-from policies.prefix import pack
-from policies.types import Hold, Match, Place, Request, Rule, SlotId, SlotView, WaitingView
+from slotwise.policies.affinity import expected_loss_s
+from slotwise.policies.case import View
+from slotwise.policies.decide import decide
+from slotwise.policies.params import Cost, Params
+from slotwise.policies.park import State
+from slotwise.policies.pauses import Pauses
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import Hold, Match, Place, Request, Rule, SlotId, SlotView, WaitingView
 
 # A millisecond a token, so that seconds are easy to foresee.
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))

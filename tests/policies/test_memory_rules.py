@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.settings import MemorySection
-from policies.admission import (
+from slotwise.launcher.settings import MemorySection
+from slotwise.policies.admission import (
     GIB,
     MIB,
     Growth,

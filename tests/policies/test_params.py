@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from policies.params import Params, from_mapping
+from slotwise.policies.params import Params, from_mapping
 
 
 def test_nothing_given_means_the_defaults() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from bench.ram_cache import RamCache
-from policies.park import NOTHING, Park, State
-from policies.prefix import Tokens, pack
+from slotwise.bench.ram_cache import RamCache
+from slotwise.policies.park import NOTHING, Park, State
+from slotwise.policies.prefix import Tokens, pack
 
 
 def ids(count: int, first: int = 0) -> Tokens:

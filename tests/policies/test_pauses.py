@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.affinity import chance_of_return, chance_of_return_soon
-from policies.params import Affinity
-from policies.pauses import Pauses
+from slotwise.policies.affinity import chance_of_return, chance_of_return_soon
+from slotwise.policies.params import Affinity
+from slotwise.policies.pauses import Pauses
 
 KNOBS = Affinity()
 PAUSES = Pauses.first(KNOBS)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.bounds import bound_s, line_s
-from policies.params import Cost, Params
-from policies.prefix import pack
-from policies.types import Request, WaitingView
+from slotwise.policies.bounds import bound_s, line_s
+from slotwise.policies.params import Cost, Params
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import Request, WaitingView
 
 COST = Cost(
     prefill_c_s=1.0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.1, decode_more_s=0.0

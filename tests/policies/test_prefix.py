@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prefix import BLOCK_TOKENS, EMPTY, Tokens, lcp, pack
+from slotwise.policies.prefix import BLOCK_TOKENS, EMPTY, Tokens, lcp, pack
 
 
 def naive(a: list[int], b: list[int]) -> int:

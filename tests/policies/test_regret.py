@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from policies import regret
-from policies.case import Case, View
-from policies.fairness import jain_index
-from policies.params import Cost, Params
-from policies.park import State
-from policies.prefix import pack
-from policies.regret import Loss, Obstacle
-from policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
+from slotwise.policies import regret
+from slotwise.policies.case import Case, View
+from slotwise.policies.fairness import jain_index
+from slotwise.policies.params import Cost, Params
+from slotwise.policies.park import State
+from slotwise.policies.prefix import pack
+from slotwise.policies.regret import Loss, Obstacle
+from slotwise.policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
 
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))
 PROMPT = pack(range(1000))

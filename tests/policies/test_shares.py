@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from policies.attribution import (
+from slotwise.policies.attribution import (
     RECOMPUTED,
     Facts,
     attribute,
@@ -14,8 +14,8 @@ from policies.attribution import (
     shares,
     token_s,
 )
-from policies.cost import prefill_s
-from policies.params import Cost
+from slotwise.policies.cost import prefill_s
+from slotwise.policies.params import Cost
 from tests.policies.attributed import CHAT, COST, any_facts
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from launcher import gguf_header, tiny_model
-from proxy.events import EngineReady
-from proxy.local_encoder import LocalEncoder, from_vocabulary
-from proxy.metrics import Metrics
-from proxy.vocabulary import Vocabulary
+from slotwise.launcher import gguf_header, tiny_model
+from slotwise.proxy.events import EngineReady
+from slotwise.proxy.local_encoder import LocalEncoder, from_vocabulary
+from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.vocabulary import Vocabulary
 from tests.proxy.conversations import Proxy
 from tests.support import StubServer
 

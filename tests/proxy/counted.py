@@ -6,11 +6,11 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from policies.prefix import pack
-from policies.types import Reason, Request, Rule, SlotId
-from proxy.actions import Dispatch
-from proxy.events import RequestArrived, RequestFinished
-from proxy.metrics import Metrics
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import Reason, Request, Rule, SlotId
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import RequestArrived, RequestFinished
+from slotwise.proxy.metrics import Metrics
 
 PROMPT_TOKENS = "slotwise_prompt_tokens_total"
 

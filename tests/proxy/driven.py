@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.prefix import pack
-from policies.types import Request
-from proxy.asking import Pace
-from proxy.driver import Driver
-from proxy.life import ServedProfile
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import Request
+from slotwise.proxy.asking import Pace
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.life import ServedProfile
 from tests.proxy.shell import Recorder, queue
 
 FAST = Pace(between_s=0.05, delay_s=0.01)

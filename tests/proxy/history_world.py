@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
-from policies.attribution import Cause
-from policies.prefix import lcp, pack
-from policies.types import Request, Section
-from proxy.actions import Action, Dispatch
-from proxy.events import (
+from slotwise.policies.attribution import Cause
+from slotwise.policies.prefix import lcp, pack
+from slotwise.policies.types import Request, Section
+from slotwise.proxy.actions import Action, Dispatch
+from slotwise.proxy.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -21,9 +21,9 @@ from proxy.events import (
     RequestProgressed,
     Tick,
 )
-from proxy.history import DEFAULT_KEEP_BYTES, History
-from proxy.record import Record
-from proxy.scheduler import Scheduler
+from slotwise.proxy.history import DEFAULT_KEEP_BYTES, History
+from slotwise.proxy.record import Record
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.script import params
 
 OFFSET_S = 1000.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from policies.admission import GIB, MIB, Growth, Limits
-from policies.params import Params
-from policies.types import Request
-from proxy.actions import Action, Dispatch, Level, Reclaim, Reclaimed
-from proxy.events import (
+from slotwise.policies.admission import GIB, MIB, Growth, Limits
+from slotwise.policies.params import Params
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Action, Dispatch, Level, Reclaim, Reclaimed
+from slotwise.proxy.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -18,9 +18,9 @@ from proxy.events import (
     ReclaimEnded,
     RequestArrived,
 )
-from proxy.memory_gate import MemoryRules
-from proxy.reclaiming import Member
-from proxy.scheduler import Scheduler
+from slotwise.proxy.memory_gate import MemoryRules
+from slotwise.proxy.reclaiming import Member
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.script import params, text
 
 CHECKPOINTS = Growth(checkpoint_bytes=100 * MIB, scratch_bytes=0)

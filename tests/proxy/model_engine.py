@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies.prefix import Tokens, lcp, pack
-from policies.types import Request
-from proxy.events import SlotReport
+from slotwise.policies.prefix import Tokens, lcp, pack
+from slotwise.policies.types import Request
+from slotwise.proxy.events import SlotReport
 
 ANSWER_ID = 999_999_999  # generated tokens: no prompt of a test contains them
 

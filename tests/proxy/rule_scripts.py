@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from policies.types import SIDE_JOB
-from proxy.events import Event, RequestArrived, RequestFinished, RequestProgressed, Tick
+from slotwise.policies.types import SIDE_JOB
+from slotwise.proxy.events import Event, RequestArrived, RequestFinished, RequestProgressed, Tick
 from tests.proxy.script import arrived, finished, text
 
 Step = tuple[float, Event]

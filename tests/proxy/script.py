@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from policies.params import Cost, Params, Queue, from_mapping
-from policies.prefix import Tokens, pack
-from policies.types import Request
-from proxy.actions import Action, Dispatch, WakeAt
-from proxy.events import (
+from slotwise.policies.params import Cost, Params, Queue, from_mapping
+from slotwise.policies.prefix import Tokens, pack
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Action, Dispatch, WakeAt
+from slotwise.proxy.events import (
     EngineReady,
     Failure,
     RequestArrived,
@@ -21,7 +21,7 @@ from proxy.events import (
     SlotsReported,
     Tick,
 )
-from proxy.scheduler import Scheduler
+from slotwise.proxy.scheduler import Scheduler
 
 # One millisecond a token and nothing else, so that seconds in a test are easy to foresee.
 PLAIN_COST = Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.01, expected_output=10)

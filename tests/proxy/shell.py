@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import uvicorn
 
-from policies.params import Params, Queue
-from proxy.actions import Action, Dispatch
-from proxy.app import create_app
-from proxy.asking import Pace
-from proxy.driver import Driver
-from proxy.events import Event, RequestFailed, RequestFinished
-from proxy.life import ServedProfile
+from slotwise.policies.params import Params, Queue
+from slotwise.proxy.actions import Action, Dispatch
+from slotwise.proxy.app import create_app
+from slotwise.proxy.asking import Pace
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.events import Event, RequestFailed, RequestFinished
+from slotwise.proxy.life import ServedProfile
 from tests.running_proxy import samples
 from tests.support import wait_until_async
 

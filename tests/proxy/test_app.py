@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from proxy.app import GENERATING, NOT_PLACED, create_app
-from proxy.driver import Driver
-from proxy.life import ServedProfile
+from slotwise.proxy.app import GENERATING, NOT_PLACED, create_app
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.life import ServedProfile
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer
 

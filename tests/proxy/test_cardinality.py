@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 
-from policies.params import Params, Queue
-from policies.prefix import pack
-from policies.types import Request
-from proxy.driver import Driver
-from proxy.events import EngineReady
-from proxy.life import ServedProfile
-from proxy.sse import Seen
+from slotwise.policies.params import Params, Queue
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import Request
+from slotwise.proxy.driver import Driver
+from slotwise.proxy.events import EngineReady
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.sse import Seen
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import ROOT, StubServer
 

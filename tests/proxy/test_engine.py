@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError, UpstreamError
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 from tests.support import StubServer, open_fds, wait_until_async
 
 

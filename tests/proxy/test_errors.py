@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from proxy.actions import Refuse
-from proxy.errors import ProxyError, UpstreamError, bad, framed, refused
+from slotwise.proxy.actions import Refuse
+from slotwise.proxy.errors import ProxyError, UpstreamError, bad, framed, refused
 
 
 def test_an_error_names_message_type_param_and_code() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from policies.attribution import Cause, Share, Span
-from policies.regret import Loss, Obstacle
-from policies.types import Reason, Rule, SlotId
-from proxy.events import Failure
-from proxy.explain import (
+from slotwise.policies.attribution import Cause, Share, Span
+from slotwise.policies.regret import Loss, Obstacle
+from slotwise.policies.types import Reason, Rule, SlotId
+from slotwise.proxy.events import Failure
+from slotwise.proxy.explain import (
     Texts,
     Wanted,
     as_json,
@@ -23,7 +23,7 @@ from proxy.explain import (
     short_diff,
     wanted,
 )
-from proxy.record import Changed, Displaced, Known, Record
+from slotwise.proxy.record import Changed, Displaced, Known, Record
 
 CLOCK = Texts(
     "Current time: 10:31:05\nYou are a helpful assistant.",

@@ -7,9 +7,9 @@ import asyncio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from proxy import exposition
-from proxy.events import EngineReady
-from proxy.metrics import Metrics
+from slotwise.proxy import exposition
+from slotwise.proxy.events import EngineReady
+from slotwise.proxy.metrics import Metrics
 
 
 class Told(Collector):

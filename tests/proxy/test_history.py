@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from proxy.computed import BLOCK_TOKENS
-from proxy.events import Failure, RequestCancelled, RequestFinished, SlotReport, SlotsReported
+from slotwise.proxy.computed import BLOCK_TOKENS
+from slotwise.proxy.events import (
+    Failure,
+    RequestCancelled,
+    RequestFinished,
+    SlotReport,
+    SlotsReported,
+)
 from tests.proxy.history_world import (
     ANSWER,
     BLIND,

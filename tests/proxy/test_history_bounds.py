@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.attribution import RECOMPUTED
-from policies.prefix import lcp, pack
-from proxy.computed import Blocks, chain
-from proxy.history import History
+from slotwise.policies.attribution import RECOMPUTED
+from slotwise.policies.prefix import lcp, pack
+from slotwise.proxy.computed import Blocks, chain
+from slotwise.proxy.history import History
 from tests.proxy.history_world import BLIND, FIRST, Part, World, by_cause, ids
 from tests.proxy.script import PLAIN_COST
 

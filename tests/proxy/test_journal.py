@@ -11,11 +11,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from policies.params import Params
-from policies.prefix import Tokens, pack
-from policies.types import Reason, Request, Rule, SlotId
-from proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
-from proxy.events import (
+from slotwise.policies.params import Params
+from slotwise.policies.prefix import Tokens, pack
+from slotwise.policies.types import Reason, Request, Rule, SlotId
+from slotwise.proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
+from slotwise.proxy.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -29,8 +29,8 @@ from proxy.events import (
     SlotsReported,
     Tick,
 )
-from proxy.journal import Journal, read
-from proxy.scheduler import Scheduler
+from slotwise.proxy.journal import Journal, read
+from slotwise.proxy.scheduler import Scheduler
 
 Entry = tuple[float, Event, list[Action]]
 

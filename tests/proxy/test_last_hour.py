@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policies.attribution import Cause
-from proxy.last_hour import LastHour
+from slotwise.policies.attribution import Cause
+from slotwise.proxy.last_hour import LastHour
 from tests.proxy.test_explain import record
 
 AT = 1_000_000.0

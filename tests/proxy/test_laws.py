@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from policies.types import Request
-from proxy.actions import Action, Dispatch, Refuse, WakeAt
-from proxy.events import (
+from slotwise.policies.types import Request
+from slotwise.proxy.actions import Action, Dispatch, Refuse, WakeAt
+from slotwise.proxy.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -24,8 +24,8 @@ from proxy.events import (
     SlotsReported,
     Tick,
 )
-from proxy.mirror import SlotState
-from proxy.scheduler import Scheduler
+from slotwise.proxy.mirror import SlotState
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.model_engine import ModelEngine
 from tests.proxy.script import params, text
 

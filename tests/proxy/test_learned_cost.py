@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from policies.cost import prefill_s, step_s
-from policies.params import Cost
-from proxy.events import EngineLost, EngineReady, RequestProgressed
-from proxy.scheduler import Scheduler
+from slotwise.policies.cost import prefill_s, step_s
+from slotwise.policies.params import Cost
+from slotwise.proxy.events import EngineLost, EngineReady, RequestProgressed
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.script import PLAIN_COST, arrived, dispatches, finished, scheduler, text
 
 TOLD_S = 4.0  # of a prompt of 1000 tokens, which is 1 s by the first values

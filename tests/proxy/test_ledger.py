@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from policies.attribution import Cause
-from proxy.ledger import Ledger
-from proxy.record import Known
+from slotwise.policies.attribution import Cause
+from slotwise.proxy.ledger import Ledger
+from slotwise.proxy.record import Known
 from tests.proxy.test_explain import changed, record
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import gguf_header
-from proxy.encoders import Source
-from proxy.local_encoder import SPLITS, UnsupportedError, from_file, from_vocabulary
-from proxy.vocabulary import TokenType, Vocabulary
+from slotwise.launcher import gguf_header
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.local_encoder import SPLITS, UnsupportedError, from_file, from_vocabulary
+from slotwise.proxy.vocabulary import TokenType, Vocabulary
 from tests.proxy.true_engine import ids_of
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -154,7 +154,7 @@ def test_a_tokenizer_file_is_used_without_what_the_engine_does_not_do(tmp_path: 
 
 
 def test_a_vocabulary_is_read_from_a_gguf_file(tmp_path: Path) -> None:
-    from launcher import tiny_model
+    from slotwise.launcher import tiny_model
 
     path = tiny_model.build(tmp_path)
     fields = gguf_header.read_vocabulary(path)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import tiny_model
-from proxy import local_tokenizer
-from proxy.encoders import Source
-from proxy.local_encoder import LocalEncoder
-from proxy.local_tokenizer import SHORT_CHARS, HereEncoder
-from proxy.tokenize import Tokenizer
+from slotwise.launcher import tiny_model
+from slotwise.proxy import local_tokenizer
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.local_encoder import LocalEncoder
+from slotwise.proxy.local_tokenizer import SHORT_CHARS, HereEncoder
+from slotwise.proxy.tokenize import Tokenizer
 from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
 
 

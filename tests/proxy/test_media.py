@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.prefix import Tokens, lcp, pack
-from policies.types import Section
-from proxy.engine import EngineClient
-from proxy.errors import UpstreamError
-from proxy.known_prompts import Mapped, SegmentCache, Trails
-from proxy.media import FIRST_ID, Medium, stand_in, without_media
-from proxy.media_prompt import MediaPrompts, _joined
-from proxy.prompt_encoder import Edges, PromptEncoder
-from proxy.prompt_sections import one_section, sections_of
-from proxy.segments import Cuts
+from slotwise.policies.prefix import Tokens, lcp, pack
+from slotwise.policies.types import Section
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import UpstreamError
+from slotwise.proxy.known_prompts import Mapped, SegmentCache, Trails
+from slotwise.proxy.media import FIRST_ID, Medium, stand_in, without_media
+from slotwise.proxy.media_prompt import MediaPrompts, _joined
+from slotwise.proxy.prompt_encoder import Edges, PromptEncoder
+from slotwise.proxy.prompt_sections import one_section, sections_of
+from slotwise.proxy.segments import Cuts
 from tests.proxy.shell import CHAT, proxy
 from tests.stub_text import media_tokens
 from tests.support import StubServer

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from policies.admission import GIB, Headroom, memory_shortage
-from proxy import free_lists
-from proxy.meminfo import MemInfo, group_at, own_groups
-from proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
+from slotwise.policies.admission import GIB, Headroom, memory_shortage
+from slotwise.proxy import free_lists
+from slotwise.proxy.meminfo import MemInfo, group_at, own_groups
+from slotwise.proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
 from tests.scripted_meminfo import text, zones
 
 NOWHERE = Path("/nonexistent/pressure")

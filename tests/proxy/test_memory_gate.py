@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from policies.admission import GIB, MIB, Growth
-from policies.types import Reason
-from proxy.actions import Dispatch, Refuse
-from proxy.events import EngineLoading, EngineLost, Failure, ProfileUnloaded, RequestFailed, Tick
-from proxy.reclaiming import Member
-from proxy.scheduler import Scheduler
+from slotwise.policies.admission import GIB, MIB, Growth
+from slotwise.policies.types import Reason
+from slotwise.proxy.actions import Dispatch, Refuse
+from slotwise.proxy.events import (
+    EngineLoading,
+    EngineLost,
+    Failure,
+    ProfileUnloaded,
+    RequestFailed,
+    Tick,
+)
+from slotwise.proxy.reclaiming import Member
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.memory_script import CHECKPOINTS, PLAIN, World, dispatched
 from tests.proxy.script import finished, next_wake, params
 

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.admission import MIB, Growth, Limits
-from policies.params import Params, Queue
-from proxy.life import ServedProfile
-from proxy.meminfo import MemInfo
-from proxy.memory import MemoryWatch
-from proxy.memory_gate import MemoryRules
+from slotwise.policies.admission import MIB, Growth, Limits
+from slotwise.policies.params import Params, Queue
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.meminfo import MemInfo
+from slotwise.proxy.memory import MemoryWatch
+from slotwise.proxy.memory_gate import MemoryRules
 from tests.clients import words
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.scripted_meminfo import GIB, ScriptedMeminfo

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.meminfo import MemInfo
-from proxy.memory import MemoryWatch
-from proxy.process_memory import own_bytes
+from slotwise.proxy.meminfo import MemInfo
+from slotwise.proxy.memory import MemoryWatch
+from slotwise.proxy.process_memory import own_bytes
 from tests.scripted_meminfo import GIB, text, zones
 
 US = os.getpid()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.listener import Cause
-from policies.types import Reason, Rule, SlotId
-from proxy.actions import Mismatch, Refuse
-from proxy.events import (
+from slotwise.launcher.listener import Cause
+from slotwise.policies.types import Reason, Rule, SlotId
+from slotwise.proxy.actions import Mismatch, Refuse
+from slotwise.proxy.events import (
     EngineLost,
     Failure,
     RequestArrived,
@@ -15,8 +15,8 @@ from proxy.events import (
     RequestFailed,
     SlotsReported,
 )
-from proxy.metrics import Metrics
-from proxy.status import SlotStatus, Waiting
+from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.status import SlotStatus, Waiting
 from tests.proxy.counted import (
     PROMPT_TOKENS,
     dispatch,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attribution import RECOMPUTED, SECTIONS, Share
-from policies.attribution import Cause as Why
-from policies.types import Rule
-from proxy.events import EngineReady, Failure, RequestArrived, RequestFailed
-from proxy.metrics import Metrics
+from slotwise.policies.attribution import RECOMPUTED, SECTIONS, Share
+from slotwise.policies.attribution import Cause as Why
+from slotwise.policies.types import Rule
+from slotwise.proxy.events import EngineReady, Failure, RequestArrived, RequestFailed
+from slotwise.proxy.metrics import Metrics
 from tests.proxy.counted import (
     PROMPT_TOKENS,
     dispatch,

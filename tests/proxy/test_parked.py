@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.actions import Action, Dispatch
-from proxy.events import EngineReady, Failure, RequestArrived, RequestFailed, RequestProgressed
-from proxy.scheduler import Scheduler
+from slotwise.proxy.actions import Action, Dispatch
+from slotwise.proxy.events import (
+    EngineReady,
+    Failure,
+    RequestArrived,
+    RequestFailed,
+    RequestProgressed,
+)
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.script import arrived, dispatches, finished, params, scheduler, serve, text
 
 OFF = {"enabled": False}

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from proxy.engine import EngineClient
-from proxy.life import ServedProfile, build_of
-from proxy.probe import ProbeResult, probe
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.life import ServedProfile, build_of
+from slotwise.proxy.probe import ProbeResult, probe
 from tests.support import StubServer
 
 

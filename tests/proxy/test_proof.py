@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from policies.prefix import pack
-from proxy import knowledge
-from proxy.local_encoder import LocalEncoder
-from proxy.tokenize import Tokenizer
+from slotwise.policies.prefix import pack
+from slotwise.proxy import knowledge
+from slotwise.proxy.local_encoder import LocalEncoder
+from slotwise.proxy.tokenize import Tokenizer
 from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policies.admission import GIB, MIB, Growth, Limits
-from proxy.actions import Action, AskSlots, Dispatch, Reclaim, Refuse
-from proxy.events import EngineLoading, EngineLost, SlotReport, SlotsReported
-from proxy.journal import Journal, read
-from proxy.reclaiming import Member
-from proxy.scheduler import Scheduler
+from slotwise.policies.admission import GIB, MIB, Growth, Limits
+from slotwise.proxy.actions import Action, AskSlots, Dispatch, Reclaim, Refuse
+from slotwise.proxy.events import EngineLoading, EngineLost, SlotReport, SlotsReported
+from slotwise.proxy.journal import Journal, read
+from slotwise.proxy.reclaiming import Member
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.memory_script import CHECKPOINTS, PLAIN, World, dispatched, reclaims, results
 from tests.proxy.script import arrived, finished, text
 

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.params import Window
-from proxy.actions import Dispatch
-from proxy.events import RequestFinished
+from slotwise.policies.params import Window
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import RequestFinished
 from tests.proxy.shell import CHAT, LONG, chat, proxy, streaming
 from tests.running_proxy import samples
 from tests.support import StubServer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from policies.params import Params, Queue
-from proxy.actions import Dispatch
-from proxy.events import RequestArrived
-from proxy.life import ServedProfile
-from proxy.normalize import Normalize
+from slotwise.policies.params import Params, Queue
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import RequestArrived
+from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.normalize import Normalize
 from tests.proxy.shell import CHAT, proxy
 from tests.support import StubServer, wait_until_async
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from proxy.render import (
+from slotwise.proxy.render import (
     NotRenderedError,
     Renderer,
     Template,
     may_render,
     template_of,
 )
-from proxy.rendered_alike import Shapes, shape_of
+from slotwise.proxy.rendered_alike import Shapes, shape_of
 
 NOW = datetime(2026, 11, 29, 23, 59)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from policies.admission import GIB, MIB, Growth, Need, buffer_bytes
-from policies.prefix import pack
-from policies.types import Request, SlotId
-from proxy.actions import Dispatch
-from proxy.events import (
+from slotwise.policies.admission import GIB, MIB, Growth, Need, buffer_bytes
+from slotwise.policies.prefix import pack
+from slotwise.policies.types import Request, SlotId
+from slotwise.proxy.actions import Dispatch
+from slotwise.proxy.events import (
     EngineLost,
     Failure,
     RequestCancelled,
@@ -16,7 +16,7 @@ from proxy.events import (
     RequestFinished,
     RequestProgressed,
 )
-from proxy.reserves import Placing, Reserves
+from slotwise.proxy.reserves import Placing, Reserves
 from tests.proxy.memory_script import World
 from tests.proxy.script import finished, params
 

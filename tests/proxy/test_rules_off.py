@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from policies.params import Params
-from proxy.actions import Action, Dispatch, Refuse
-from proxy.events import EngineReady, RequestArrived
-from proxy.journal import Journal, read
-from proxy.scheduler import Scheduler
+from slotwise.policies.params import Params
+from slotwise.proxy.actions import Action, Dispatch, Refuse
+from slotwise.proxy.events import EngineReady, RequestArrived
+from slotwise.proxy.journal import Journal, read
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy import rule_scripts as does
 from tests.proxy.rule_scripts import Script, Step
 from tests.proxy.script import params

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from policies.types import Reason
-from proxy.events import EngineLost, EngineReady, Failure, RequestProgressed
+from slotwise.policies.types import Reason
+from slotwise.proxy.events import EngineLost, EngineReady, Failure, RequestProgressed
 from tests.proxy.script import arrived, dispatches, failed, finished, scheduler, serve, text, turn
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.types import SIDE_JOB
-from proxy.events import RequestArrived
+from slotwise.policies.types import SIDE_JOB
+from slotwise.proxy.events import RequestArrived
 from tests.proxy.script import (
     arrived,
     dispatches,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.types import Reason
-from proxy.actions import AskSlots, Dispatch
+from slotwise.policies.types import Reason
+from slotwise.proxy.actions import AskSlots, Dispatch
 from tests.proxy.script import (
     arrived,
     chat,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.types import Reason
-from proxy.events import RequestArrived, RequestFinished, RequestProgressed
-from proxy.scheduler import Scheduler
+from slotwise.policies.types import Reason
+from slotwise.proxy.events import RequestArrived, RequestFinished, RequestProgressed
+from slotwise.proxy.scheduler import Scheduler
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

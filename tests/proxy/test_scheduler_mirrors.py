@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.actions import AskSlots, Mismatch
-from proxy.events import Failure, RequestFailed, RequestFinished, RequestProgressed
+from slotwise.proxy.actions import AskSlots, Mismatch
+from slotwise.proxy.events import Failure, RequestFailed, RequestFinished, RequestProgressed
 from tests.proxy.script import (
     arrived,
     dispatches,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.types import Reason
-from proxy.actions import Refuse
+from slotwise.policies.types import Reason
+from slotwise.proxy.actions import Refuse
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.types import Reason
-from proxy.actions import Refuse
+from slotwise.policies.types import Reason
+from slotwise.proxy.actions import Refuse
 from tests.proxy.script import arrived, dispatches, finished, scheduler, serve, text
 
 

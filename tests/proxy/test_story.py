@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from policies.order import Promotion
-from policies.regret import Obstacle
-from policies.types import SIDE_JOB
-from proxy.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
-from proxy.events import EngineLost, RequestArrived, RequestProgressed
-from proxy.scheduler import Scheduler
-from proxy.standing import SessionState
+from slotwise.policies.order import Promotion
+from slotwise.policies.regret import Obstacle
+from slotwise.policies.types import SIDE_JOB
+from slotwise.proxy.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
+from slotwise.proxy.events import EngineLost, RequestArrived, RequestProgressed
+from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.standing import SessionState
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from policies.admission import MIB, Limits
-from proxy.actions import Action, Dispatch, Reclaim
-from proxy.events import Event, MemorySampled
-from proxy.journal import Journal, read
-from proxy.reclaiming import Member
-from proxy.scheduler import Scheduler
-from proxy.thinned import Thinned
+from slotwise.policies.admission import MIB, Limits
+from slotwise.proxy.actions import Action, Dispatch, Reclaim
+from slotwise.proxy.events import Event, MemorySampled
+from slotwise.proxy.journal import Journal, read
+from slotwise.proxy.reclaiming import Member
+from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.thinned import Thinned
 from tests.proxy.memory_script import CHECKPOINTS, World
 from tests.proxy.script import finished
 

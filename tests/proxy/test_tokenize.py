@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from policies.prefix import pack
-from proxy.engine import EngineClient
-from proxy.errors import ProxyError, UpstreamError
-from proxy.prepare import Kind, prepare
-from proxy.tokenize import Encoded, TokenCache, Tokenizer
+from slotwise.policies.prefix import pack
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import ProxyError, UpstreamError
+from slotwise.proxy.prepare import Kind, prepare
+from slotwise.proxy.tokenize import Encoded, TokenCache, Tokenizer
 
 
 class FakeEngine(EngineClient):

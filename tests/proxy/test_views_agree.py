@@ -11,12 +11,12 @@ import httpx
 import pytest
 from rich.console import Console
 
-from launcher import status as terminal
-from policies.admission import Limits
-from policies.params import Params, Queue
-from proxy.meminfo import MemInfo
-from proxy.memory import MemoryWatch
-from proxy.memory_gate import MemoryRules
+from slotwise.launcher import status as terminal
+from slotwise.policies.admission import Limits
+from slotwise.policies.params import Params, Queue
+from slotwise.proxy.meminfo import MemInfo
+from slotwise.proxy.memory import MemoryWatch
+from slotwise.proxy.memory_gate import MemoryRules
 from tests.browser import chromium, page
 from tests.proxy.test_lanes_page import PAGE, asking, known
 from tests.running_proxy import RunningProxy, run_proxy
@@ -145,7 +145,9 @@ def moment(proxy: RunningProxy) -> tuple[dict[str, Any], str, dict[str, float]]:
 def test_status_page_top_and_metrics_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_page: bool
 ) -> None:
-    monkeypatch.setattr("proxy.memory._PARTS_EVERY_S", 3600.0)  # all see the same measurement
+    monkeypatch.setattr(
+        "slotwise.proxy.memory._PARTS_EVERY_S", 3600.0
+    )  # all see the same measurement
     with (
         ScriptedMeminfo(tmp_path / "meminfo", 60) as meminfo,
         StubServer() as stub,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attribution import Cause
-from policies.types import Reason
-from proxy import words
+from slotwise.policies.attribution import Cause
+from slotwise.policies.types import Reason
+from slotwise.proxy import words
 
 
 @pytest.mark.parametrize(

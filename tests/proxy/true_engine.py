@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher import gguf_header, tiny_model
-from policies.prefix import pack
-from proxy.encoders import Source
-from proxy.engine import EngineClient
-from proxy.errors import EngineUnreachableError
-from proxy.local_encoder import LocalEncoder
-from proxy.prepare import Kind, prepare
-from proxy.render import Renderer, Template
-from proxy.tokenize import Encoded, Tokenizer
+from slotwise.launcher import gguf_header, tiny_model
+from slotwise.policies.prefix import pack
+from slotwise.proxy.encoders import Source
+from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.errors import EngineUnreachableError
+from slotwise.proxy.local_encoder import LocalEncoder
+from slotwise.proxy.prepare import Kind, prepare
+from slotwise.proxy.render import Renderer, Template
+from slotwise.proxy.tokenize import Encoded, Tokenizer
 
 BOUND_S = 30.0
 BOS = 7
