@@ -22,7 +22,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from slotwise.bench.rows import Row
 from slotwise.policies.prefix import BLOCK_TOKENS, Tokens, lcp
@@ -187,6 +186,8 @@ def slots(rows: Sequence[Row], count: int, window: int = WINDOW_REQUESTS) -> int
 
 def _assigned(rows: Sequence[Row], from_before: Sequence[int], starts: int) -> int:
     """The best assignment of predecessors: earlier rows of the window, or one of the starts."""
+    from scipy.optimize import linear_sum_assignment  # simulate goes without it
+
     n = len(rows)
     forbidden = -1.0 - sum(len(row.prompt) for row in rows)  # never worth it: worse than no reuse
     gain = np.full((n + starts, n), forbidden)

@@ -24,9 +24,10 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from slotwise.launcher import command_line, memory_plan, own_process, status, wiring
+from slotwise.launcher import command_line, configs, memory_plan, own_process, status, wiring
 from slotwise.launcher import explain as ask_why
 from slotwise.launcher.command_line import EXIT_FAULT, EXIT_USAGE, UsageError
+from slotwise.launcher.configs import ConfigsError
 from slotwise.launcher.engines import Engines
 from slotwise.launcher.fitting import Fit
 from slotwise.launcher.meters import Meters
@@ -67,11 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = command_line.parser().parse_args(words)
         if given.command in ASKING:
             return ASKING[given.command](given)
+        if given.command == "configs":
+            return configs.run(given)
         profiles = load_all(given.profiles, CHECKS)
         if given.command in ("check", "plan"):
             return _told(given, profiles)
         return _serve(given, profiles)
-    except (ProfileError, PlanError, UsageError) as error:
+    except (ProfileError, PlanError, UsageError, ConfigsError) as error:
         for line in str(error).splitlines():
             print(f"slotwise: {line}", file=sys.stderr)
         return EXIT_USAGE

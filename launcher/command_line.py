@@ -12,7 +12,7 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
-from slotwise.launcher import argv, explain, status
+from slotwise.launcher import argv, configs, explain, status
 from slotwise.launcher.profile import Profile, brought
 from slotwise.launcher.settings import AttachedServer, LaunchedServer
 
@@ -91,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     _add_state_dir(plan)
     explain.add_parser(commands)
     status.add_parsers(commands)
+    configs.add_parser(commands)
     for name, what in MEASURING.items():
         commands.add_parser(name, help=what, add_help=False)
     return top
