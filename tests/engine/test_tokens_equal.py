@@ -13,7 +13,6 @@ import pytest
 
 from slotwise.bench.prompt_corpus import prompts
 from slotwise.bench.tokens_bench import differences, proven, request
-from slotwise.launcher import models
 from slotwise.policies.prefix import pack
 from slotwise.proxy.engine import EngineClient
 from slotwise.proxy.errors import ProxyError, UpstreamError
@@ -22,6 +21,7 @@ from slotwise.proxy.probe_chats import PROBE_CHATS
 from slotwise.proxy.tokenize import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
+from tests.engine.gemma import gemma
 from tests.engine.retemplated import retemplated
 
 # The shapes of well-known templates: turns by special tokens, system joined with the first turn,
@@ -92,13 +92,6 @@ TEMPLATES = {
 {{- '<｜Assistant｜>' + said + '<｜end▁of▁sentence｜>' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\\n' }}{%- endif %}""",
 }  # fmt: skip
-
-
-def gemma() -> Path:
-    try:
-        return models.resolve("embedded:gemma3-270m", Path())
-    except Exception as error:
-        pytest.skip(f"no gemma model: {error}")
 
 
 def test_hundreds_of_hard_prompts_are_tokenized_as_the_engine_does(

@@ -89,7 +89,7 @@ def test_every_fault_is_told_at_once_with_its_path(tmp_path: Path) -> None:
         ({"binary": "~nobody-here/llama-server"}, "server.binary: expected the name or path"),
         ({"model": "~nobody-here/m.gguf"}, "server.model: expected the path of a GGUF file"),
         ({"mmproj": "~nobody-here/m"}, "server.mmproj: expected the path of a GGUF file"),
-        ({"model": "embedded:huge"}, "server.model: expected a path or one of embedded:gemma3"),
+        ({"model": "embedded:huge"}, "server.model: expected a path or one of embedded:smol"),
         ({"model": "p0.yaml"}, "server.model: expected a GGUF file, got 'p0.yaml': not a GGUF"),
         ({"extra_args": ["--foo"]}, "server.extra_args: the embedded engine says: invalid arg"),
         ({"parallel": True}, "server.parallel: expected a number of slots, 1 to 256, got True"),
