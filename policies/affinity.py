@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from slotwise.policies.cost import piece_s
-from slotwise.policies.params import Affinity, Cost, Home, Keep
+from slotwise.policies.params import Affinity, Cost, Keep
 from slotwise.policies.park import State
 from slotwise.policies.pauses import Pauses
-from slotwise.policies.types import Match, Request, SlotView, WaitingView
+from slotwise.policies.types import Match, Request, SlotView
 
 _REPEATED = 2  # turns: what a one-shot prompt begins with was asked for twice
 _FIRST_REPEAT = 0.1  # chance that one comes that begins like another, before any did
@@ -27,15 +26,6 @@ def reuse(request: Request, slot: SlotView, match: Match) -> int:
     if match.covers and slot.held == slot.view_len:
         shared += slot.tail
     return max(0, min(shared, request.tokens.length - 1))
-
-
-def begins_alike(waiting: WaitingView, slots: Sequence[SlotView], knobs: Home) -> bool:
-    """Whether it begins as the one-shot prompt in some slot does: with what came from the cache
-    for that one, too."""
-    return any(
-        match.lcp >= slot.state.cached >= knobs.chunk_tokens and slot.turns < _REPEATED
-        for match, slot in zip(waiting.matches, slots, strict=True)
-    )
 
 
 def is_live(slot: SlotView, knobs: Affinity) -> bool:

@@ -16,9 +16,8 @@ class Class(IntEnum):
     OVERTAKEN = 0  # others went before it for too long
     PROMOTED_GUEST = 1  # a guest that waited
     OWNER = 2  # a slot still holds its conversation
-    KIN = 3  # a slot holds another of its kind
-    NEWCOMER = 4
-    NEW_GUEST = 5
+    NEWCOMER = 3
+    NEW_GUEST = 4
 
 
 class Promotion(StrEnum):
@@ -76,15 +75,13 @@ def rank(
     params: Params,
     overdue: int | None = None,
     scarce: bool = True,
-    alike: bool = False,
 ) -> Rank:
     """Where a request stands. Nobody is overtaken too long; then guests that waited; then those
-    whose conversation a slot still holds; then one-shots that begin as one in a slot
-    does; then newcomers; then new guests.
+    whose conversation a slot still holds; then newcomers; then new guests.
 
     ``overdue``: the most steps of a key with a request that was overtaken too long; None: none.
     ``scarce``: more lives than stays warm. Where nothing is lost by who goes first, whoever came
-    first does. ``alike``: it begins as a one-shot in a slot does.
+    first does.
     """
     knobs = params.order
     arrived = waiting.arrived
@@ -102,7 +99,5 @@ def rank(
         place = Class.PROMOTED_GUEST if promoted else Class.NEW_GUEST
     else:
         place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
-    if place in (Class.NEWCOMER, Class.NEW_GUEST) and knobs.by_prefix and alike:
-        place = Class.KIN
     began = waiting.session_began if knobs.by_session else arrived
     return Rank(turn, share, place, service, began, arrived)

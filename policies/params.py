@@ -107,7 +107,6 @@ class Order:
     max_overtake_s: float = _knob(300, "s", 0, 3600, "nobody is overtaken for longer")
     by_session: bool = _switch("on: by the conversation's first request, not its own", False)
     by_service: bool = _switch("off: all keys are alike")
-    by_prefix: bool = _switch("off: one-shots that begin alike do not follow each other")
     service_half_life_s: float = _knob(60, "s", 1, 86400, "what a key was served is forgotten")
     service_step_s: float = _knob(24, "s", 0.001, 86400, "less is no difference between keys")
     background: bool = _switch("off: side jobs start beside a prompt that is being read")

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from slotwise.policies import guest, order
 from slotwise.policies.admission import pool_need
-from slotwise.policies.affinity import begins_alike
 from slotwise.policies.case import View
 from slotwise.policies.continuation import STRANGER
 from slotwise.policies.decide import decide
@@ -112,8 +111,7 @@ class Deciding:
             view = waiter.view
             is_guest = not view.owns and guest.is_guest(view, slots, profile.params)
             waited_s = now - view.arrived
-            alike = not parks and begins_alike(view, slots, profile.params.home)
-            rank = order.rank(view, is_guest, waited_s, profile.params, overdue, scarce, alike)
+            rank = order.rank(view, is_guest, waited_s, profile.params, overdue, scarce)
             waiter.place = rank.place
             ranked.append((rank, waiter))
         ranked.sort(key=lambda pair: pair[0])

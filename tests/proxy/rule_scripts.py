@@ -167,22 +167,6 @@ def an_owner_behind_a_newcomer() -> list[Step]:
     ]
 
 
-def another_call_of_a_kind() -> list[Step]:
-    """A slot holds k2, which begins as k1 did; a newcomer came before k3, which does so too."""
-    first, second, third = (
-        RequestArrived(replace(arrived(id, text(("head", 2900), (id, 100))).request, session=id))
-        for id in ("k1", "k2", "k3")
-    )
-    return [
-        *served(0, first),
-        *served(0.5, second),
-        (1, turn("busy", "b", 30_000, session="b")),
-        (2, turn("new", "n", 3000, session="n")),
-        (3, third),
-        (9, ended("busy", 30_000)),
-    ]
-
-
 def the_older_asks_later() -> list[Step]:
     return [
         *served(0, turn("old", "o", 3000, session="o")),

@@ -107,13 +107,6 @@ SCRIPTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done, Done]] =
         ["young2>1/home"],
     ),
     "order.by_service": (does.one_key_had_more, IN_TURN, FOUR, ["ben>1/new"], ["ann>1/new"]),
-    "order.by_prefix": (
-        does.another_call_of_a_kind,
-        IN_TURN,
-        TWO,
-        ["k3>1/affinity"],
-        ["new>1/affinity"],
-    ),
     "order.background": (does.a_side_job_beside_a_prompt, CALM, TWO, [], ["t>0/guest"]),
     "keep.enabled": (does.a_newcomer_between_turns, {"cap": OFF}, TWO, [], ["n>1/affinity"]),
     "keep.park": (does.back_from_the_ram_cache, PARK, TWO, ["x2>1/affinity"], []),
