@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import NamedTuple, Self
@@ -35,6 +36,7 @@ from slotwise.bench.floor.table import COSTS, SLOTS, UNFELT_S, ratio
 from slotwise.bench.floor.turns import Lane, Turn
 from slotwise.bench.report import markdown_table
 
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "floor-search.md"
 LEAST_REQUESTS = 30
 TTFT, REUSE = 1.25, 0.03  # how far behind counts as a find
 _MOST_SHAPES = 3
@@ -246,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=count, default=1, help="of the search (%(default)s)")
     minutes = between(0.01, 600, "minutes")
     parser.add_argument("--minutes", type=minutes, default=10.0, help="(%(default)s)")
+    parser.add_argument("--write", action="store_true", help=f"write bench/results/{RESULTS.name}")
     options = parser.parse_args(argv)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("searching", total=None)
@@ -255,8 +258,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress.update(task, description=text)
 
         tally = search(options.seed, 60 * options.minutes, told)
-    print(summary(tally, options.seed, options.minutes))
-    print(table(tally.worst))
+    told_of = f"{summary(tally, options.seed, options.minutes)}\n{table(tally.worst)}"
+    print(told_of)
+    if options.write:
+        command = f"python -m slotwise.bench.floor.search --seed {options.seed} --write"
+        RESULTS.write_text(f"# Where slotwise loses most\n\n`{command}`\n\n{told_of}\n")
     return int(bool(tally.worst))
 
 
