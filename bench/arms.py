@@ -16,9 +16,9 @@ from slotwise.bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
 from slotwise.policies.params import Params
 from slotwise.policies.prefix import EMPTY, Tokens, lcp
 from slotwise.policies.types import Reason, Request, Rule, SlotId
-from slotwise.proxy.actions import Action, Dispatch
-from slotwise.proxy.events import Event, RequestArrived, RequestFinished
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.actions import Action, Dispatch
+from slotwise.proxy.core.events import Event, RequestArrived, RequestFinished
+from slotwise.proxy.core.scheduler import Scheduler
 
 ENGINE, PROFILE = "e0", "sim"
 SLOTWISE = "slotwise"
@@ -27,7 +27,7 @@ RULES_OFF = "rules-off"  # slotwise with each rule off in turn
 
 
 class Chooser(Protocol):
-    """What the simulator drives: :class:`proxy.scheduler.Scheduler` or a plain rule."""
+    """What the simulator drives: :class:`proxy.core.scheduler.Scheduler` or a plain rule."""
 
     def handle(self, event: Event, now: float) -> list[Action]: ...
 

@@ -25,8 +25,8 @@ from slotwise.bench.report import markdown_table
 from slotwise.policies.params import Cold, Params, Queue
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Request
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import (
     EngineReady,
     Event,
     RequestArrived,
@@ -34,7 +34,7 @@ from slotwise.proxy.events import (
     RequestFinished,
     Tick,
 )
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.scheduler import Scheduler
 
 PROMPT_TOKENS = 60_000
 HEAD_TOKENS = 20_000

@@ -32,9 +32,9 @@ from slotwise.bench.sim_workload import Ask, Workload
 from slotwise.policies.params import Params, from_mapping
 from slotwise.policies.prefix import EMPTY, Tokens, lcp
 from slotwise.policies.types import Request
-from slotwise.proxy.actions import Dispatch, WakeAt
-from slotwise.proxy.events import EngineReady, RequestArrived, RequestFinished, Tick
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.actions import Dispatch, WakeAt
+from slotwise.proxy.core.events import EngineReady, RequestArrived, RequestFinished, Tick
+from slotwise.proxy.core.scheduler import Scheduler
 
 TRACES = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst", "mix")
 MIX = ("tau_airline", "sweagent", "miniswe", "opendevin", "oasst")

@@ -18,7 +18,7 @@ from slotwise.bench.block_trace import is_block_trace, is_local, knows_sessions
 from slotwise.bench.steps import Chat, Ids, Script, Step, of_workload
 from slotwise.bench.trace import Call, TraceError
 from slotwise.policies.types import Request
-from slotwise.proxy.events import Event, RequestArrived, RequestFinished
+from slotwise.proxy.core.events import Event, RequestArrived, RequestFinished
 
 ORDERS = {
     "shuffled": "closed loop, sessions in a random order",

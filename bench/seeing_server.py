@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from slotwise.bench.command_line import parser_of
 from slotwise.policies.params import Cap, Keep, Params, Queue
-from slotwise.proxy.app import create_app
-from slotwise.proxy.driver import Driver
-from slotwise.proxy.life import ServedProfile
-from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.api.app import create_app
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.telemetry.metrics import Metrics
 
 READY = "measured proxy ready on "
 SWITCH = "/bench/metrics/"

@@ -19,9 +19,8 @@ from slotwise.bench.engine_jobs import Job, Output
 from slotwise.bench.engine_model import EngineModel
 from slotwise.bench.sim_workload import Ask, Workload
 from slotwise.policies.types import Request
-from slotwise.proxy.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
-from slotwise.proxy.asking import Asking, Pace
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, AskSlots, Dispatch, Refuse, WakeAt
+from slotwise.proxy.core.events import (
     EngineReady,
     Event,
     Failure,
@@ -34,6 +33,7 @@ from slotwise.proxy.events import (
     SlotsReported,
     Tick,
 )
+from slotwise.proxy.engine.asking import Asking, Pace
 
 WINDOW_TOKENS = 1 << 20  # no prompt is too long: windows are another question
 _TIMER_LATE_S = 1e-3  # as real timers are

@@ -31,11 +31,11 @@ from slotwise.bench.command_line import count, parser_of
 from slotwise.bench.prompt_corpus import code_text, conversation, prompts
 from slotwise.launcher import gguf_header
 from slotwise.policies.prefix import pack
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.engine import EngineClient
-from slotwise.proxy.knowledge import Knowledge
-from slotwise.proxy.prepare import Kind, Prepared
-from slotwise.proxy.tokenize import Tokenizer
+from slotwise.proxy.chat.prepare import Kind, Prepared
+from slotwise.proxy.engine.client import EngineClient
+from slotwise.proxy.tokens.encoders import Source
+from slotwise.proxy.tokens.knowledge import Knowledge
+from slotwise.proxy.tokens.tokenize import Tokenizer
 
 PROVE_S = 120.0
 TURNS = 40

@@ -11,9 +11,9 @@ from slotwise.bench.simulation import Run, simulate
 from slotwise.policies.bounds import most_s
 from slotwise.policies.params import Params
 from slotwise.policies.types import Reason, Request
-from slotwise.proxy.actions import Action, Dispatch, Refuse
-from slotwise.proxy.events import Event, RequestArrived
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.actions import Action, Dispatch, Refuse
+from slotwise.proxy.core.events import Event, RequestArrived
+from slotwise.proxy.core.scheduler import Scheduler
 
 GUEST, OVERTAKEN, WHOLE, STREAMED = "guest", "overtaken", "whole", "streamed"
 TIMER_S = 0.01  # how late a timer may be

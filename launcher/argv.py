@@ -123,7 +123,7 @@ def command(binary: str) -> list[str]:
 
 
 def infill_flags(server: LaunchedServer) -> dict[str, Any]:
-    """What the line says of ``/infill``, as the fields of ``slotwise.proxy.fim.InfillFlags``."""
+    """What the line says of ``/infill``, as the fields of :class:`tokens.fim.InfillFlags`."""
     flags: dict[str, Any] = {"n_batch": server.batch_size}
     for given, value in pairwise([*server.extra_args, ""]):
         spelling = given.replace("_", "-") if given.startswith("--") else given

@@ -34,11 +34,14 @@ from slotwise.launcher.meters import Meters
 from slotwise.launcher.planned import PlanError, Planned
 from slotwise.launcher.profile import Profile, ProfileError, SectionCheck, load_all
 from slotwise.policies import params
-from slotwise.proxy import cors, explain, http_protocol, journal, kinds, normalize
-from slotwise.proxy.app import create_app
-from slotwise.proxy.driver import Driver
-from slotwise.proxy.journal import Journal
-from slotwise.proxy.ledger import Ledger
+from slotwise.proxy.api import cors, http_protocol
+from slotwise.proxy.api.app import create_app
+from slotwise.proxy.chat import kinds, normalize
+from slotwise.proxy.history import explain
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.telemetry import journal
+from slotwise.proxy.telemetry.journal import Journal
+from slotwise.proxy.telemetry.ledger import Ledger
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal

@@ -26,8 +26,8 @@ from slotwise.launcher.residents import Residents
 from slotwise.launcher.roles import Patience, Roles
 from slotwise.launcher.settings import AttachedServer, LaunchedServer
 from slotwise.launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
-from slotwise.proxy.actions import Level, Reclaim
-from slotwise.proxy.driver import Driver
+from slotwise.proxy.core.actions import Level, Reclaim
+from slotwise.proxy.serving.driver import Driver
 
 log = logging.getLogger("slotwise")
 LRU_LINE = "selected slot by LRU"  # it chose itself, and not by what the slots hold

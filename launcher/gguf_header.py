@@ -97,7 +97,7 @@ def read(path: Path) -> Header:
 
 
 def read_vocabulary(path: Path) -> dict[str, Any] | None:
-    """The fields of ``slotwise.proxy.vocabulary.Vocabulary``; None: the file holds no vocabulary.
+    """The fields of :class:`tokens.vocabulary.Vocabulary`; None: the file holds no vocabulary.
 
     Takes about a second for 262,000 tokens. Raises HeaderError, OSError.
     """

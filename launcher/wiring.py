@@ -21,14 +21,14 @@ from slotwise.launcher.roles import Role
 from slotwise.launcher.settings import EMBEDDED, LaunchedServer
 from slotwise.policies import params
 from slotwise.policies.admission import Growth, Limits
-from slotwise.proxy import kinds, normalize
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.fim import InfillFlags
-from slotwise.proxy.life import ServedProfile
-from slotwise.proxy.meminfo import MemInfo
-from slotwise.proxy.memory import MemoryWatch
-from slotwise.proxy.memory_gate import MemoryRules
-from slotwise.proxy.reclaiming import Member
+from slotwise.proxy.chat import kinds, normalize
+from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.memory.meminfo import MemInfo
+from slotwise.proxy.memory.watch import MemoryWatch
+from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.tokens.encoders import Source
+from slotwise.proxy.tokens.fim import InfillFlags
 
 WHEEL = "xllamacpp"
 _COPIED_BYTES_S = 8e9  # of a state, to the RAM cache or back: what one core copies

@@ -17,10 +17,10 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from slotwise.policies.params import Params
-from slotwise.proxy import http_protocol
-from slotwise.proxy.app import create_app
-from slotwise.proxy.driver import Driver
-from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.api import http_protocol
+from slotwise.proxy.api.app import create_app
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.life import ServedProfile
 from tests.support import START_LIMIT_S, STOP_LIMIT_S, StubServer
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from slotwise.launcher.settings import LaunchedServer, MemorySection, RoleSection
 from slotwise.policies.params import Params
-from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.telemetry.metrics import Metrics
 from tests.support import ROOT
 
 

@@ -75,7 +75,7 @@ def test_what_is_no_code_travels_with_it(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, suffixes in (
         ("configs", (".yaml", ".yml", ".json")),
-        ("proxy/lanes", (".js", ".css", ".html", ".svg")),
+        ("proxy/api/lanes", (".js", ".css", ".html", ".svg")),
         ("bench/costs", (".yaml",)),
     ):
         ours = {

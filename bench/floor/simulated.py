@@ -29,8 +29,8 @@ from slotwise.bench.sim_workload import Ask, Workload
 from slotwise.bench.simulation import Run, Served, simulate
 from slotwise.policies.params import Params
 from slotwise.policies.prefix import Tokens
-from slotwise.proxy.identity import SessionTable
-from slotwise.proxy.kinds import Patterns, kind_of
+from slotwise.proxy.chat.identity import SessionTable
+from slotwise.proxy.chat.kinds import Patterns, kind_of
 
 BARE = "llama.cpp"
 RAM = ("none", "small", "large")

@@ -17,8 +17,8 @@ from slotwise.bench.steps import PLAIN_IDS, Chat, Ids, Script, Step, plain
 from slotwise.bench.trace import Call, TraceError
 from slotwise.policies.prefix import Tokens, lcp, pack
 from slotwise.policies.types import Request
-from slotwise.proxy import journal
-from slotwise.proxy.events import RequestArrived, RequestFinished
+from slotwise.proxy.core.events import RequestArrived, RequestFinished
+from slotwise.proxy.telemetry import journal
 
 
 def call(session: str, turn: int, t: float | None = None) -> Call:

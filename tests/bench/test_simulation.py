@@ -88,7 +88,7 @@ def test_no_arm_beats_the_floor(tmp_path: Path, name: str) -> None:
 
 def test_slotwise_is_the_scheduler_of_the_server() -> None:
     [arm] = arms.arms(["slotwise"], 2, 0, PARAMS)
-    assert type(arm.make()).__module__ == "slotwise.proxy.scheduler"
+    assert type(arm.make()).__module__ == "slotwise.proxy.core.scheduler"
 
 
 def test_each_switch_of_the_rules_is_an_arm() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from slotwise.launcher.gguf_header import read_vocabulary
 from slotwise.policies.params import from_mapping
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.life import ServedProfile
-from slotwise.proxy.record import Record
+from slotwise.proxy.history.record import Record
+from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.tokens.encoders import Source
 from tests.engine.engines import RunningEngine
 from tests.engine.talk import TINY_COST
 from tests.proxy.client_shapes import Wire

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from slotwise.launcher import cli
-from slotwise.proxy.app import create_app
-from slotwise.proxy.normalize import Normalize
+from slotwise.proxy.api.app import create_app
+from slotwise.proxy.chat.normalize import Normalize
 from tests.engine.accounts import accounted, send
 from tests.engine.conftest import StartEngine
 from tests.engine.talk import NO_RAM_CACHE, PINNABLE, words

@@ -13,12 +13,12 @@ import pytest
 
 from slotwise.launcher.gguf_header import read_vocabulary
 from slotwise.policies.params import from_mapping
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.engine import EngineClient
-from slotwise.proxy.fim import InfillFlags
-from slotwise.proxy.life import ServedProfile
-from slotwise.proxy.prepare import Kind, prepare
-from slotwise.proxy.tokenize import Tokenizer
+from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.engine.client import EngineClient
+from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.tokens.encoders import Source
+from slotwise.proxy.tokens.fim import InfillFlags
+from slotwise.proxy.tokens.tokenize import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 from tests.engine.engines import RunningEngine

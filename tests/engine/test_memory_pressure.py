@@ -15,13 +15,13 @@ import pytest
 
 from slotwise.policies.admission import Limits
 from slotwise.policies.params import from_mapping
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import MemorySampled
-from slotwise.proxy.journal import read
-from slotwise.proxy.meminfo import MemInfo
-from slotwise.proxy.memory_gate import MemoryRules
-from slotwise.proxy.reclaiming import Member
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import MemorySampled
+from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.scheduler import Scheduler
+from slotwise.proxy.memory.meminfo import MemInfo
+from slotwise.proxy.telemetry.journal import read
 from tests.support import Slotwise, wait_until
 
 GIB = 2**30

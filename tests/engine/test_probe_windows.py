@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from slotwise.proxy.engine import EngineClient
-from slotwise.proxy.probe import ProbeResult, probe
+from slotwise.proxy.engine.client import EngineClient
+from slotwise.proxy.engine.probe import ProbeResult, probe
 from tests.engine import engines, reshaped
 
 WINDOW = 512  # wider than the probe's prompt, so the engine goes back to a checkpoint

@@ -14,11 +14,11 @@ import pytest
 from slotwise.bench.prompt_corpus import prompts
 from slotwise.bench.tokens_bench import differences, proven, request
 from slotwise.policies.prefix import pack
-from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import ProxyError, UpstreamError
-from slotwise.proxy.prepare import Kind, prepare
-from slotwise.proxy.probe_chats import PROBE_CHATS
-from slotwise.proxy.tokenize import Tokenizer
+from slotwise.proxy.tokens.probe_chats import PROBE_CHATS
+from slotwise.proxy.tokens.tokenize import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 from tests.engine.gemma import gemma

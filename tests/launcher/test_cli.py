@@ -86,7 +86,7 @@ def _is_engine(child: psutil.Process, parent: psutil.Process) -> bool:
     """Not the tokenizer, nor what has just ended, nor what is not yet what it was forked to be."""
     try:
         line = child.cmdline()
-        return "slotwise.proxy.encoder_process" not in line and line != parent.cmdline()
+        return "slotwise.proxy.tokens.encoder_process" not in line and line != parent.cmdline()
     except psutil.Error:
         return False
 

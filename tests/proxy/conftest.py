@@ -11,10 +11,10 @@ import pytest
 import uvloop
 
 from slotwise.launcher import gguf_header, tiny_model
-from slotwise.proxy.events import EngineReady
-from slotwise.proxy.local_encoder import LocalEncoder, from_vocabulary
-from slotwise.proxy.metrics import Metrics
-from slotwise.proxy.vocabulary import Vocabulary
+from slotwise.proxy.core.events import EngineReady
+from slotwise.proxy.telemetry.metrics import Metrics
+from slotwise.proxy.tokens.local_encoder import LocalEncoder, from_vocabulary
+from slotwise.proxy.tokens.vocabulary import Vocabulary
 from tests.proxy.conversations import Proxy
 from tests.support import StubServer
 

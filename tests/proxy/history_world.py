@@ -9,8 +9,8 @@ from zlib import crc32
 from slotwise.policies.attribution import Cause
 from slotwise.policies.prefix import lcp, pack
 from slotwise.policies.types import Request, Section
-from slotwise.proxy.actions import Action, Dispatch
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, Dispatch
+from slotwise.proxy.core.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -21,9 +21,9 @@ from slotwise.proxy.events import (
     RequestProgressed,
     Tick,
 )
-from slotwise.proxy.history import DEFAULT_KEEP_BYTES, History
-from slotwise.proxy.record import Record
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.scheduler import Scheduler
+from slotwise.proxy.history.history import DEFAULT_KEEP_BYTES, History
+from slotwise.proxy.history.record import Record
 from tests.proxy.script import params
 
 OFFSET_S = 1000.0

@@ -8,8 +8,8 @@ from typing import Any
 from slotwise.policies.admission import GIB, MIB, Growth, Limits
 from slotwise.policies.params import Params
 from slotwise.policies.types import Request
-from slotwise.proxy.actions import Action, Dispatch, Level, Reclaim, Reclaimed
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, Dispatch, Level, Reclaim, Reclaimed
+from slotwise.proxy.core.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -18,9 +18,9 @@ from slotwise.proxy.events import (
     ReclaimEnded,
     RequestArrived,
 )
-from slotwise.proxy.memory_gate import MemoryRules
-from slotwise.proxy.reclaiming import Member
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.script import params, text
 
 CHECKPOINTS = Growth(checkpoint_bytes=100 * MIB, scratch_bytes=0)

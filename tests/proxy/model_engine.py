@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from slotwise.policies.prefix import Tokens, lcp, pack
 from slotwise.policies.types import Request
-from slotwise.proxy.events import SlotReport
+from slotwise.proxy.core.events import SlotReport
 
 ANSWER_ID = 999_999_999  # generated tokens: no prompt of a test contains them
 

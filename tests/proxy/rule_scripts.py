@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from slotwise.policies.types import SIDE_JOB
-from slotwise.proxy.events import Event, RequestArrived, RequestFinished, RequestProgressed, Tick
+from slotwise.proxy.core.events import (
+    Event,
+    RequestArrived,
+    RequestFinished,
+    RequestProgressed,
+    Tick,
+)
 from tests.proxy.script import arrived, finished, text
 
 Step = tuple[float, Event]

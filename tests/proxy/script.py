@@ -9,8 +9,8 @@ from typing import Any
 from slotwise.policies.params import Cost, Params, Queue, from_mapping
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Request
-from slotwise.proxy.actions import Action, Dispatch, WakeAt
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, Dispatch, WakeAt
+from slotwise.proxy.core.events import (
     EngineReady,
     Failure,
     RequestArrived,
@@ -21,7 +21,7 @@ from slotwise.proxy.events import (
     SlotsReported,
     Tick,
 )
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.scheduler import Scheduler
 
 # One millisecond a token and nothing else, so that seconds in a test are easy to foresee.
 PLAIN_COST = Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.01, expected_output=10)

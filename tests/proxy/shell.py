@@ -14,12 +14,12 @@ import httpx
 import uvicorn
 
 from slotwise.policies.params import Params, Queue
-from slotwise.proxy.actions import Action, Dispatch
-from slotwise.proxy.app import create_app
-from slotwise.proxy.asking import Pace
-from slotwise.proxy.driver import Driver
-from slotwise.proxy.events import Event, RequestFailed, RequestFinished
-from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.api.app import create_app
+from slotwise.proxy.core.actions import Action, Dispatch
+from slotwise.proxy.core.events import Event, RequestFailed, RequestFinished
+from slotwise.proxy.engine.asking import Pace
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.life import ServedProfile
 from tests.running_proxy import samples
 from tests.support import wait_until_async
 

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from slotwise.proxy.app import GENERATING, NOT_PLACED, create_app
-from slotwise.proxy.driver import Driver
-from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.api.app import GENERATING, NOT_PLACED, create_app
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.life import ServedProfile
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotwise.proxy import ascii_words
-from slotwise.proxy.ascii_words import AsciiWords, ascii_form
-from slotwise.proxy.local_encoder import SPLITS, LocalEncoder, from_vocabulary
-from slotwise.proxy.vocabulary import Vocabulary
+from slotwise.proxy.tokens import ascii_words
+from slotwise.proxy.tokens.ascii_words import AsciiWords, ascii_form
+from slotwise.proxy.tokens.local_encoder import SPLITS, LocalEncoder, from_vocabulary
+from slotwise.proxy.tokens.vocabulary import Vocabulary
 
 # One family for each expression that stands alone.
 ONE_EXPRESSION = sorted({e: pre for pre, (e, _) in SPLITS.items() if len(e) == 1}.values())

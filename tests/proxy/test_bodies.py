@@ -58,7 +58,7 @@ def test_a_body_over_the_limit_is_a_413_with_both_numbers() -> None:
 
 
 def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slotwise.proxy.body.DISCARD_S", 0.2)
+    monkeypatch.setattr("slotwise.proxy.api.body.DISCARD_S", 0.2)
 
     async def run() -> None:
         async with proxy("", up=False, max_body_bytes=1000) as p:
@@ -78,7 +78,7 @@ def test_a_body_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_length_that_lies_is_bounded_by_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slotwise.proxy.body.CHUNK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("slotwise.proxy.api.body.CHUNK_TIMEOUT_S", 0.2)
 
     async def run() -> None:
         async with proxy("", up=False) as p:
@@ -95,7 +95,7 @@ def test_a_length_that_lies_is_bounded_by_what_comes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_body_that_trickles_in_has_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slotwise.proxy.body.BODY_TIMEOUT_S", 0.4)
+    monkeypatch.setattr("slotwise.proxy.api.body.BODY_TIMEOUT_S", 0.4)
 
     async def run() -> None:
         async with proxy("", up=False) as p, asyncio.timeout(10):

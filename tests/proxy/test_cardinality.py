@@ -8,10 +8,10 @@ import re
 from slotwise.policies.params import Params, Queue
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Request
-from slotwise.proxy.driver import Driver
-from slotwise.proxy.events import EngineReady
-from slotwise.proxy.life import ServedProfile
-from slotwise.proxy.sse import Seen
+from slotwise.proxy.core.events import EngineReady
+from slotwise.proxy.engine.sse import Seen
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.life import ServedProfile
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import ROOT, StubServer
 

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from slotwise.proxy.cors import origin_of
+from slotwise.proxy.api.cors import origin_of
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import StubServer
 

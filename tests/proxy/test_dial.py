@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from slotwise.proxy import upstream
-from slotwise.proxy.dial import SPARE_S, Spare, address_of
+from slotwise.proxy.engine import upstream
+from slotwise.proxy.engine.dial import SPARE_S, Spare, address_of
+from slotwise.proxy.engine.upstream import UpstreamStream, post
 from slotwise.proxy.errors import EngineUnreachableError
-from slotwise.proxy.upstream import UpstreamStream, post
 from tests.support import open_fds, wait_until_async
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.driver import Driver
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import Failure, RequestCancelled, RequestFailed, Tick
+from slotwise.proxy.engine.sse import Seen
 from slotwise.proxy.errors import ProxyError
-from slotwise.proxy.events import Failure, RequestCancelled, RequestFailed, Tick
-from slotwise.proxy.sse import Seen
+from slotwise.proxy.serving.driver import Driver
 from tests.proxy.driven import made, request
 from tests.proxy.shell import Recorder, one_ending_each
 from tests.support import StubServer, wait_until_async

@@ -8,10 +8,10 @@ import json
 import httpx
 import pytest
 
-from slotwise.proxy.driver import Driver
+from slotwise.proxy.core.events import EngineReady, Failure, RequestFailed
 from slotwise.proxy.errors import ProxyError
-from slotwise.proxy.events import EngineReady, Failure, RequestFailed
-from slotwise.proxy.life import ServedProfile
+from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.life import ServedProfile
 from tests.proxy.counted import nonzero
 from tests.proxy.driven import FAST, made, request
 from tests.proxy.shell import Recorder, one_ending_each

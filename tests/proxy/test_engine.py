@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 from tests.support import StubServer, open_fds, wait_until_async
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from prometheus_client import Metric
 
-from slotwise.proxy.engine_metrics import (
+from slotwise.proxy.telemetry.engine_metrics import (
     ANSWER_LIMIT_S,
     EVERY_S,
     MAX_SAMPLES,
@@ -17,7 +17,7 @@ from slotwise.proxy.engine_metrics import (
     EngineMetrics,
     parse,
 )
-from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.telemetry.metrics import Metrics
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.support import START_LIMIT_S, StubServer, wait_until
 

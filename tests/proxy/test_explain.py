@@ -10,8 +10,8 @@ import pytest
 from slotwise.policies.attribution import Cause, Share, Span
 from slotwise.policies.regret import Loss, Obstacle
 from slotwise.policies.types import Reason, Rule, SlotId
-from slotwise.proxy.events import Failure
-from slotwise.proxy.explain import (
+from slotwise.proxy.core.events import Failure
+from slotwise.proxy.history.explain import (
     Texts,
     Wanted,
     as_json,
@@ -23,7 +23,7 @@ from slotwise.proxy.explain import (
     short_diff,
     wanted,
 )
-from slotwise.proxy.record import Changed, Displaced, Known, Record
+from slotwise.proxy.history.record import Changed, Displaced, Known, Record
 
 CLOCK = Texts(
     "Current time: 10:31:05\nYou are a helpful assistant.",

@@ -7,9 +7,9 @@ import asyncio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from slotwise.proxy import exposition
-from slotwise.proxy.events import EngineReady
-from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.core.events import EngineReady
+from slotwise.proxy.telemetry import exposition
+from slotwise.proxy.telemetry.metrics import Metrics
 
 
 class Told(Collector):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from slotwise.policies.prefix import Tokens, pack
+from slotwise.proxy.chat.prepare import Kind, prepare
 from slotwise.proxy.errors import ProxyError
-from slotwise.proxy.fim import FimTokens, InfillFlags, Pieces, compose, files_content
-from slotwise.proxy.prepare import Kind, prepare
-from slotwise.proxy.vocabulary import TokenType, Vocabulary
+from slotwise.proxy.tokens.fim import FimTokens, InfillFlags, Pieces, compose, files_content
+from slotwise.proxy.tokens.vocabulary import TokenType, Vocabulary
 
 FIM = FimTokens(pre=901, suf=902, mid=903, rep=904, sep=905)
 FLAGS = InfillFlags(n_batch=16)

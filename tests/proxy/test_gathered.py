@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from slotwise.proxy.events import Failure, RequestFailed
-from slotwise.proxy.gathered import Gathered
+from slotwise.proxy.core.events import Failure, RequestFailed
+from slotwise.proxy.engine.gathered import Gathered
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import StubServer, wait_until_async
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from slotwise.proxy.computed import BLOCK_TOKENS
-from slotwise.proxy.events import (
+from slotwise.proxy.core.events import (
     Failure,
     RequestCancelled,
     RequestFinished,
     SlotReport,
     SlotsReported,
 )
+from slotwise.proxy.history.computed import BLOCK_TOKENS
 from tests.proxy.history_world import (
     ANSWER,
     BLIND,

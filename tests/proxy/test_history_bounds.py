@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from slotwise.policies.attribution import RECOMPUTED
 from slotwise.policies.prefix import lcp, pack
-from slotwise.proxy.computed import Blocks, chain
-from slotwise.proxy.history import History
+from slotwise.proxy.history.computed import Blocks, chain
+from slotwise.proxy.history.history import History
 from tests.proxy.history_world import BLIND, FIRST, Part, World, by_cause, ids
 from tests.proxy.script import PLAIN_COST
 

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from slotwise.proxy import http_protocol
-from slotwise.proxy.http_protocol import JoinedHead, Protocol
+from slotwise.proxy.api import http_protocol
+from slotwise.proxy.api.http_protocol import JoinedHead, Protocol
 from tests.support import wait_until_async
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

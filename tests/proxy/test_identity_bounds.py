@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotwise.bench import trace
-from slotwise.proxy.identity import Session, SessionTable
+from slotwise.proxy.chat.identity import Session, SessionTable
 from tests import support
 from tests.proxy.client_shapes import Talk, Wire, talk, tools, used
 from tests.proxy.conversations import FIVE, Proxy, hinted, one, plain

@@ -14,8 +14,8 @@ import pytest
 from slotwise.policies.params import Params
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Reason, Request, Rule, SlotId
-from slotwise.proxy.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
+from slotwise.proxy.core.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -29,8 +29,8 @@ from slotwise.proxy.events import (
     SlotsReported,
     Tick,
 )
-from slotwise.proxy.journal import Journal, read
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.scheduler import Scheduler
+from slotwise.proxy.telemetry.journal import Journal, read
 
 Entry = tuple[float, Event, list[Action]]
 

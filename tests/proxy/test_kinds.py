@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy import kinds
-from slotwise.proxy.kinds import Kind, Patterns, from_mapping, kind_of
+from slotwise.proxy.chat import kinds
+from slotwise.proxy.chat.kinds import Kind, Patterns, from_mapping, kind_of
 from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk, used

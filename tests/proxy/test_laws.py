@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from slotwise.policies.types import Request
-from slotwise.proxy.actions import Action, Dispatch, Refuse, WakeAt
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, Dispatch, Refuse, WakeAt
+from slotwise.proxy.core.events import (
     EngineLost,
     EngineReady,
     Event,
@@ -24,8 +24,8 @@ from slotwise.proxy.events import (
     SlotsReported,
     Tick,
 )
-from slotwise.proxy.mirror import SlotState
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.mirror import SlotState
+from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.model_engine import ModelEngine
 from tests.proxy.script import params, text
 

@@ -9,8 +9,8 @@ import pytest
 
 from slotwise.policies.cost import prefill_s, step_s
 from slotwise.policies.params import Cost
-from slotwise.proxy.events import EngineLost, EngineReady, RequestProgressed
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.events import EngineLost, EngineReady, RequestProgressed
+from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.script import PLAIN_COST, arrived, dispatches, finished, scheduler, text
 
 TOLD_S = 4.0  # of a prompt of 1000 tokens, which is 1 s by the first values

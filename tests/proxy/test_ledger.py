@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from slotwise.policies.attribution import Cause
-from slotwise.proxy.ledger import Ledger
-from slotwise.proxy.record import Known
+from slotwise.proxy.history.record import Known
+from slotwise.proxy.telemetry.ledger import Ledger
 from tests.proxy.test_explain import changed, record
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.launcher import gguf_header
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.local_encoder import SPLITS, UnsupportedError, from_file, from_vocabulary
-from slotwise.proxy.vocabulary import TokenType, Vocabulary
+from slotwise.proxy.tokens.encoders import Source
+from slotwise.proxy.tokens.local_encoder import SPLITS, UnsupportedError, from_file, from_vocabulary
+from slotwise.proxy.tokens.vocabulary import TokenType, Vocabulary
 from tests.proxy.true_engine import ids_of
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from slotwise.launcher import tiny_model
-from slotwise.proxy import local_tokenizer
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.local_encoder import LocalEncoder
-from slotwise.proxy.local_tokenizer import SHORT_CHARS, HereEncoder
-from slotwise.proxy.tokenize import Tokenizer
+from slotwise.proxy.tokens import local_tokenizer
+from slotwise.proxy.tokens.encoders import Source
+from slotwise.proxy.tokens.local_encoder import LocalEncoder
+from slotwise.proxy.tokens.local_tokenizer import SHORT_CHARS, HereEncoder
+from slotwise.proxy.tokens.tokenize import Tokenizer
 from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
 
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from slotwise.proxy.local_transport import LocalTransport
+from slotwise.proxy.engine.local_transport import LocalTransport
 from tests.support import open_fds, wait_until_async
 
 BIG = bytes(range(256)) * 32_768  # 8 MiB, more than the sockets between both hold

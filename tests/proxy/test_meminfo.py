@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slotwise.policies.admission import GIB, Headroom, memory_shortage
-from slotwise.proxy import free_lists
-from slotwise.proxy.meminfo import MemInfo, group_at, own_groups
-from slotwise.proxy.process_memory import family_pss_bytes, own_bytes, pss_bytes
+from slotwise.proxy.memory import free_lists
+from slotwise.proxy.memory.meminfo import MemInfo, group_at, own_groups
+from slotwise.proxy.memory.process_memory import family_pss_bytes, own_bytes, pss_bytes
 from tests.scripted_meminfo import text, zones
 
 NOWHERE = Path("/nonexistent/pressure")

@@ -6,8 +6,8 @@ import pytest
 
 from slotwise.policies.admission import GIB, MIB, Growth
 from slotwise.policies.types import Reason
-from slotwise.proxy.actions import Dispatch, Refuse
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Dispatch, Refuse
+from slotwise.proxy.core.events import (
     EngineLoading,
     EngineLost,
     Failure,
@@ -15,8 +15,8 @@ from slotwise.proxy.events import (
     RequestFailed,
     Tick,
 )
-from slotwise.proxy.reclaiming import Member
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.memory_script import CHECKPOINTS, PLAIN, World, dispatched
 from tests.proxy.script import finished, next_wake, params
 

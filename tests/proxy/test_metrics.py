@@ -6,8 +6,8 @@ import pytest
 
 from slotwise.launcher.listener import Cause
 from slotwise.policies.types import Reason, Rule, SlotId
-from slotwise.proxy.actions import Mismatch, Refuse
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Mismatch, Refuse
+from slotwise.proxy.core.events import (
     EngineLost,
     Failure,
     RequestArrived,
@@ -15,8 +15,8 @@ from slotwise.proxy.events import (
     RequestFailed,
     SlotsReported,
 )
-from slotwise.proxy.metrics import Metrics
-from slotwise.proxy.status import SlotStatus, Waiting
+from slotwise.proxy.core.status import SlotStatus, Waiting
+from slotwise.proxy.telemetry.metrics import Metrics
 from tests.proxy.counted import (
     PROMPT_TOKENS,
     dispatch,

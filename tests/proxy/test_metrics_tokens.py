@@ -7,8 +7,8 @@ import pytest
 from slotwise.policies.attribution import RECOMPUTED, SECTIONS, Share
 from slotwise.policies.attribution import Cause as Why
 from slotwise.policies.types import Rule
-from slotwise.proxy.events import EngineReady, Failure, RequestArrived, RequestFailed
-from slotwise.proxy.metrics import Metrics
+from slotwise.proxy.core.events import EngineReady, Failure, RequestArrived, RequestFailed
+from slotwise.proxy.telemetry.metrics import Metrics
 from tests.proxy.counted import (
     PROMPT_TOKENS,
     dispatch,

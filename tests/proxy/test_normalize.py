@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotwise.proxy.normalize import Normalize, from_mapping, normalize
+from slotwise.proxy.chat.normalize import Normalize, from_mapping, normalize
 from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk, tools

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slotwise.proxy.actions import Action, Dispatch
-from slotwise.proxy.events import (
+from slotwise.proxy.core.actions import Action, Dispatch
+from slotwise.proxy.core.events import (
     EngineReady,
     Failure,
     RequestArrived,
     RequestFailed,
     RequestProgressed,
 )
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.script import arrived, dispatches, finished, params, scheduler, serve, text
 
 OFF = {"enabled": False}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slotwise.policies.types import SlotId
+from slotwise.proxy.chat.prepare import Kind, Prepared, prepare
 from slotwise.proxy.errors import ProxyError
-from slotwise.proxy.prepare import Kind, Prepared, prepare
 
 NAMES = {"main": "main", "gpt": "main"}
 USER = {"role": "user", "content": "hi"}

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from slotwise.proxy.engine import EngineClient
-from slotwise.proxy.life import ServedProfile, build_of
-from slotwise.proxy.probe import ProbeResult, probe
+from slotwise.proxy.engine.client import EngineClient
+from slotwise.proxy.engine.probe import ProbeResult, probe
+from slotwise.proxy.serving.life import ServedProfile, build_of
 from tests.support import StubServer
 
 

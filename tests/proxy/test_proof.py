@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slotwise.policies.prefix import pack
-from slotwise.proxy import knowledge
-from slotwise.proxy.local_encoder import LocalEncoder
-from slotwise.proxy.tokenize import Tokenizer
+from slotwise.proxy.tokens import knowledge
+from slotwise.proxy.tokens.local_encoder import LocalEncoder
+from slotwise.proxy.tokens.tokenize import Tokenizer
 from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
 
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from slotwise.policies.params import Window
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import RequestFinished
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import RequestFinished
 from tests.proxy.shell import CHAT, LONG, chat, proxy, streaming
 from tests.running_proxy import samples
 from tests.support import StubServer

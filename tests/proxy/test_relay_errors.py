@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy import forward
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.api import forward
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import Failure, RequestFailed
+from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError
-from slotwise.proxy.events import Failure, RequestFailed
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, queue, told
 from tests.support import StubServer, wait_until_async
 

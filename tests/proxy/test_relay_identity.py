@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from slotwise.policies.params import Params, Queue
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import RequestArrived
-from slotwise.proxy.life import ServedProfile
-from slotwise.proxy.normalize import Normalize
+from slotwise.proxy.chat.normalize import Normalize
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import RequestArrived
+from slotwise.proxy.serving.life import ServedProfile
 from tests.proxy.shell import CHAT, proxy
 from tests.support import StubServer, wait_until_async
 

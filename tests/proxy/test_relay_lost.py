@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import Failure, RequestFailed
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import Failure, RequestFailed
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, streaming, told
 from tests.support import StubServer, wait_until_async
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.render import (
+from slotwise.proxy.tokens.render import (
     NotRenderedError,
     Renderer,
     Template,
     may_render,
     template_of,
 )
-from slotwise.proxy.rendered_alike import Shapes, shape_of
+from slotwise.proxy.tokens.rendered_alike import Shapes, shape_of
 
 NOW = datetime(2026, 11, 29, 23, 59)
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from slotwise.policies.params import Params
-from slotwise.proxy.actions import Action, Dispatch, Refuse
-from slotwise.proxy.events import EngineReady, RequestArrived
-from slotwise.proxy.journal import Journal, read
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.actions import Action, Dispatch, Refuse
+from slotwise.proxy.core.events import EngineReady, RequestArrived
+from slotwise.proxy.core.scheduler import Scheduler
+from slotwise.proxy.telemetry.journal import Journal, read
 from tests.proxy import rule_scripts as does
 from tests.proxy.rule_scripts import Script, Step
 from tests.proxy.script import params

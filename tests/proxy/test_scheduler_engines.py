@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from slotwise.policies.types import Reason
-from slotwise.proxy.events import EngineLost, EngineReady, Failure, RequestProgressed
+from slotwise.proxy.core.events import EngineLost, EngineReady, Failure, RequestProgressed
 from tests.proxy.script import arrived, dispatches, failed, finished, scheduler, serve, text, turn
 
 

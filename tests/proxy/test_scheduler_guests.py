@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slotwise.policies.types import SIDE_JOB
-from slotwise.proxy.events import RequestArrived
+from slotwise.proxy.core.events import RequestArrived
 from tests.proxy.script import (
     arrived,
     dispatches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotwise.policies.types import Reason
-from slotwise.proxy.actions import AskSlots, Dispatch
+from slotwise.proxy.core.actions import AskSlots, Dispatch
 from tests.proxy.script import (
     arrived,
     chat,

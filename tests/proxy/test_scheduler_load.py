@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slotwise.policies.types import Reason
-from slotwise.proxy.events import RequestArrived, RequestFinished, RequestProgressed
-from slotwise.proxy.scheduler import Scheduler
+from slotwise.proxy.core.events import RequestArrived, RequestFinished, RequestProgressed
+from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

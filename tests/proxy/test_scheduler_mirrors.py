@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slotwise.proxy.actions import AskSlots, Mismatch
-from slotwise.proxy.events import Failure, RequestFailed, RequestFinished, RequestProgressed
+from slotwise.proxy.core.actions import AskSlots, Mismatch
+from slotwise.proxy.core.events import Failure, RequestFailed, RequestFinished, RequestProgressed
 from tests.proxy.script import (
     arrived,
     dispatches,

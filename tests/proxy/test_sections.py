@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.sections import Layout, Specials, layout, markers
-from slotwise.proxy.segments import Cuts
+from slotwise.proxy.chat.sections import Layout, Specials, layout, markers
+from slotwise.proxy.tokens.segments import Cuts
 
 TOKENS = ("<|im_start|>", "<|im_end|>", "<|sh|>", "<|eh|>", "<|eot|>", "[INST]", "[/INST]", "</s>")
 CUTS = Cuts({token: i for i, token in enumerate((*TOKENS, "<tool_call>", "<sot>", "<eot>"))})

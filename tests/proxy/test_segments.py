@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.proxy.known_prompts import Mapped, SegmentCache, Trails, content_key
-from slotwise.proxy.segments import Cuts, Piece
+from slotwise.proxy.tokens.known_prompts import Mapped, SegmentCache, Trails, content_key
+from slotwise.proxy.tokens.segments import Cuts, Piece
 
 CHAT = {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 0}
 RUNS = {"\n" * n: 10 + n for n in range(1, 6)}
@@ -126,7 +126,7 @@ def test_overlapping_tokens_of_equal_length_leave_the_order_uncertain() -> None:
 
 
 def test_tokens_are_found_across_the_windows_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slotwise.proxy.segments._WINDOW_CHARS", 7)
+    monkeypatch.setattr("slotwise.proxy.tokens.segments._WINDOW_CHARS", 7)
     text = "ab<|im_start|>c<|im_end|><|im_end|>" * 9
     assert cut(Cuts(CHAT), text) == partition(text, CHAT)
 

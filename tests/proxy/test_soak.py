@@ -10,8 +10,8 @@ import orjson
 import psutil
 import pytest
 
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import RequestCancelled, RequestFailed, RequestFinished
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import RequestCancelled, RequestFailed, RequestFinished
 from tests.proxy.shell import Proxy, chat, one_ending_each, proxy, queue
 from tests.support import StubServer, wait_until_async
 

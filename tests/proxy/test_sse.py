@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slotwise.proxy.sse import Progress, SseReader
+from slotwise.proxy.engine.sse import Progress, SseReader
 
 
 def event(data: str, end: str = "\n\n") -> bytes:
@@ -167,7 +167,7 @@ def test_an_error_event_is_told_in_both_spellings() -> None:
 
 
 def test_a_huge_event_is_passed_on_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slotwise.proxy.sse.MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("slotwise.proxy.engine.sse.MAX_HELD_BYTES", 1000)
     reader = SseReader(drop_progress=True)
     big = event("x" * 2500)
     out = b"".join(reader.feed(big[i : i + 300]) for i in range(0, len(big), 300))

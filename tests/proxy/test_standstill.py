@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from slotwise.proxy.actions import Dispatch
-from slotwise.proxy.events import Failure, RequestFailed, SlotReport
-from slotwise.proxy.standstill import Standstill
+from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import Failure, RequestFailed, SlotReport
+from slotwise.proxy.engine.standstill import Standstill
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer, wait_until_async
 

@@ -9,10 +9,10 @@ import pytest
 from slotwise.policies.order import Promotion
 from slotwise.policies.regret import Obstacle
 from slotwise.policies.types import SIDE_JOB
-from slotwise.proxy.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
-from slotwise.proxy.events import EngineLost, RequestArrived, RequestProgressed
-from slotwise.proxy.scheduler import Scheduler
-from slotwise.proxy.standing import SessionState
+from slotwise.proxy.core.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
+from slotwise.proxy.core.events import EngineLost, RequestArrived, RequestProgressed
+from slotwise.proxy.core.scheduler import Scheduler
+from slotwise.proxy.core.standing import SessionState
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from slotwise.policies.prefix import pack
-from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import ProxyError, UpstreamError
-from slotwise.proxy.prepare import Kind, prepare
-from slotwise.proxy.tokenize import Encoded, TokenCache, Tokenizer
+from slotwise.proxy.tokens.tokenize import Encoded, TokenCache, Tokenizer
 
 
 class FakeEngine(EngineClient):

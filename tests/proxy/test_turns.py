@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.identity import UNKNOWN
-from slotwise.proxy.shapes import hint_of
-from slotwise.proxy.turns import TurnReader
+from slotwise.proxy.chat.identity import UNKNOWN
+from slotwise.proxy.chat.shapes import hint_of
+from slotwise.proxy.chat.turns import TurnReader
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk
 from tests.proxy.conversations import FIVE, Proxy, one, plain

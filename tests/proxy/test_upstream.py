@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.engine.client import EngineClient
+from slotwise.proxy.engine.upstream import LINGER_S, MAX_BUFFERED_BYTES, UpstreamStream, post
 from slotwise.proxy.errors import EngineUnreachableError
-from slotwise.proxy.upstream import LINGER_S, MAX_BUFFERED_BYTES, UpstreamStream, post
 from tests.support import open_fds, wait_until_async
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

@@ -14,9 +14,9 @@ from rich.console import Console
 from slotwise.launcher import status as terminal
 from slotwise.policies.admission import Limits
 from slotwise.policies.params import Params, Queue
-from slotwise.proxy.meminfo import MemInfo
-from slotwise.proxy.memory import MemoryWatch
-from slotwise.proxy.memory_gate import MemoryRules
+from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.memory.meminfo import MemInfo
+from slotwise.proxy.memory.watch import MemoryWatch
 from tests.browser import chromium, page
 from tests.proxy.test_lanes_page import PAGE, asking, known
 from tests.running_proxy import RunningProxy, run_proxy
@@ -146,7 +146,7 @@ def test_status_page_top_and_metrics_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_page: bool
 ) -> None:
     monkeypatch.setattr(
-        "slotwise.proxy.memory._PARTS_EVERY_S", 3600.0
+        "slotwise.proxy.memory.watch._PARTS_EVERY_S", 3600.0
     )  # all see the same measurement
     with (
         ScriptedMeminfo(tmp_path / "meminfo", 60) as meminfo,

@@ -6,7 +6,7 @@ import pytest
 
 from slotwise.policies.attribution import Cause
 from slotwise.policies.types import Reason
-from slotwise.proxy import words
+from slotwise.proxy.core import words
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import Any
 
 from slotwise.launcher import gguf_header, tiny_model
 from slotwise.policies.prefix import pack
-from slotwise.proxy.encoders import Source
-from slotwise.proxy.engine import EngineClient
+from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError
-from slotwise.proxy.local_encoder import LocalEncoder
-from slotwise.proxy.prepare import Kind, prepare
-from slotwise.proxy.render import Renderer, Template
-from slotwise.proxy.tokenize import Encoded, Tokenizer
+from slotwise.proxy.tokens.encoders import Source
+from slotwise.proxy.tokens.local_encoder import LocalEncoder
+from slotwise.proxy.tokens.render import Renderer, Template
+from slotwise.proxy.tokens.tokenize import Encoded, Tokenizer
 
 BOUND_S = 30.0
 BOS = 7

@@ -1,0 +1,1 @@
+"""The scheduler: events in, actions out. Pure: no clock, no effects."""

@@ -1,0 +1,312 @@
+"""The scheduler's books: who waits and who runs, per profile. State, no decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from slotwise.policies import order
+from slotwise.policies.admission import pool_need
+from slotwise.policies.affinity import is_live, kept_for_s
+from slotwise.policies.bounds import line_s
+from slotwise.policies.case import View
+from slotwise.policies.cost import piece_s, prefill_s
+from slotwise.policies.displaced import Displacements
+from slotwise.policies.params import Params
+from slotwise.policies.park import Park, Swap
+from slotwise.policies.pauses import Pauses
+from slotwise.policies.prefix import lcp
+from slotwise.policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
+from slotwise.policies.working_set import WorkingSet, most_running
+from slotwise.proxy.core.contexts import Contexts, Services
+from slotwise.proxy.core.events import RequestFinished
+from slotwise.proxy.core.keeping import Keeping
+from slotwise.proxy.core.learned_cost import LearnedCost
+from slotwise.proxy.core.mirror import SlotMirror
+from slotwise.proxy.core.running import Engine, Running
+from slotwise.proxy.core.waiter import Waiter
+
+_KEPT_TURNS = 2  # one-shot calls follow each other onto the slot that holds what they share
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a prompt's tokens were held when it was placed, see :class:`actions.Dispatch`."""
+
+    here: int = 0
+    tail: int = 0
+    elsewhere: int = 0
+    displaces: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Profile:
+    """One profile's engines, waiting requests and counts."""
+
+    name: str
+    params: Params
+    engines: dict[str, Engine] = field(default_factory=dict)
+    mirrors: list[SlotMirror] = field(default_factory=list)  # of the engines that keep pins
+    waiters: dict[str, Waiter] = field(default_factory=dict)
+    line: list[Waiter] = field(default_factory=list)  # who goes first, as of the last decision
+    running: dict[str, Running] = field(default_factory=dict)
+    last_run: dict[SlotId, Running] = field(default_factory=dict)  # what each slot was given last
+    peak_running: int = 0
+    pauses: Pauses = field(init=False)
+    contexts: Contexts = field(init=False)
+    services: Services = field(init=False)
+    cap_stopped: bool = False  # new conversations wait
+    learned: LearnedCost = field(init=False)
+    keeping: Keeping = field(init=False)
+    displacements: Displacements = field(default_factory=Displacements)
+
+    def __post_init__(self) -> None:
+        self.learned = LearnedCost(self.params.cost)
+        self.keeping = Keeping(self.name)
+        self.pauses = Pauses.first(self.params.affinity)
+        self.contexts = Contexts(self.params)
+        self.services = Services(self.params)
+
+    def working_set(self, now: float) -> WorkingSet:
+        """Live conversations over what can be kept warm."""
+        return WorkingSet.of(
+            self.contexts.counted(), len(self.mirrors), now, self.pauses, self.params
+        )
+
+    def most_running(self, working_set: WorkingSet) -> int:
+        """How many requests may run at once."""
+        slots = sum(len(engine.mirrors) for engine in self.engines.values())
+        return most_running(working_set, slots, self.params)
+
+    def saw_pause(self, pause_s: float, calling: bool) -> None:
+        """A conversation came back after this pause; whether its last answer asked for tools."""
+        if self.params.affinity.learn_gap:
+            self.pauses = self.pauses.saw(pause_s, calling)
+
+    def displaced(self, request: Request, taken: SlotMirror, match: Match, now: float) -> None:
+        """A request gets this slot of an engine that saves nothing. Where it reads again what was
+        displaced, slots that nobody has used since pay for it."""
+        if not self.params.affinity.rent:
+            return
+        missed, since = self.displacements.missed(request.tokens)
+        held = min(match.lcp, taken.content.held)
+        if missed > held:
+            unused = [m for m in self.mirrors if m is not taken and m.unused_since(since)]
+            if all(mirror.resident for mirror in unused):  # an empty one was the better choice
+                for mirror in unused:
+                    mirror.owe(piece_s(self.params.cost, held, missed))
+        if held < taken.content.held:
+            self.displacements.add(taken.content, now, len(self.mirrors))
+
+    @property
+    def epoch(self) -> int:
+        """Changes whenever what a slot served last does."""
+        parked = sum([engine.parked for engine in self.engines.values()])
+        return sum([mirror.version for mirror in self.mirrors]) + parked
+
+    def parks(self) -> dict[str, Park]:
+        """The RAM caches of the engines that have one."""
+        return {e.name: e.park for e in self.engines.values() if e.park.limit_tokens}
+
+    def add_engine(self, engine: Engine) -> None:
+        self.engines[engine.name] = engine
+        self._engines_changed()
+
+    def drop_engine(self, name: str) -> None:
+        del self.engines[name]
+        self.last_run = {slot: run for slot, run in self.last_run.items() if slot.engine != name}
+        self.keeping.lost(name)
+        self._engines_changed()
+
+    def _engines_changed(self) -> None:
+        self.mirrors = [m for e in self.engines.values() if e.pins for m in e.mirrors]
+        for waiter in self.waiters.values():
+            waiter.restart(self.mirrors)
+
+    def unpinned_engine(self) -> Engine | None:
+        """An engine that does not keep pins, where no other is ready."""
+        if self.mirrors:
+            return None
+        return next((e for e in self.engines.values() if not e.pins), None)
+
+    def add_waiter(self, request: Request, now: float) -> None:
+        queue = self.params.queue
+        limit_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
+        context, is_new = self.contexts.arrived(request, now)
+        if self.params.affinity.learn_gap and context.turns == (1 if is_new else 2):
+            self.pauses = self.pauses.came(again=not is_new)
+        view = WaitingView(
+            request,
+            now,
+            [],
+            owns=False,
+            session_began=context.began,
+            new_session=is_new,
+            line_s=self._line_s(request, now),
+        )
+        waiter = Waiter(view, now + limit_s, context, since=now)
+        waiter.restart(self.mirrors)
+        self.waiters[request.id] = waiter
+
+    def _line_s(self, asked: Request, now: float) -> float:
+        slots = sum(len(engine.mirrors) for engine in self.engines.values())
+        ahead = [(r.request, now - r.started) for r in self.running.values()]
+        ahead += [(w.view.request, 0.0) for w in self.waiters.values()]
+        return line_s(asked, ahead, slots, self.params.cost)
+
+    def weigh(self, now: float) -> int | None:
+        """Note what the key of everyone who waits was served by now, and who is overdue. Returns
+        the most steps of a key with a request that is; None: there is none."""
+        views = [waiter.view for waiter in self.waiters.values()]
+        served = {key: self.services.of(key, now) for key in {v.request.key for v in views}}
+        for view in views:
+            view.service_s = served[view.request.key]
+        fewest = min([order.steps(view, self.params) for view in views], default=0)
+        for view in views:
+            view.overdue = order.is_overdue(view, now - view.arrived, fewest, self.params)
+        return max([order.steps(v, self.params) for v in views if v.overdue], default=None)
+
+    def drop_waiter(self, id: str, now: float) -> bool:
+        """A request leaves the queue unplaced. False: it does not wait (any more)."""
+        waiter = self.waiters.pop(id, None)
+        if waiter is None:
+            return False
+        self.contexts.ended(waiter.view.request, now)
+        return True
+
+    def begin(self, running: Running) -> None:
+        """A request is sent to its engine; whoever came before it and waits is overtaken."""
+        arrived = self.waiters.pop(running.request.id).view.arrived
+        for waiter in self.waiters.values():
+            if waiter.view.arrived < arrived:
+                waiter.overtaken(running.request.id, running.started)
+        self.learned.began(running, self.running.values())
+        self.running[running.request.id] = running
+        if running.mirror is not None:
+            self.last_run[running.mirror.id] = running
+        self.peak_running = max(self.peak_running, len(self.running))
+
+    def was_read(self, running: Running, now: float) -> None:
+        """A running request's prompt is in the KV."""
+        running.read = True
+        self.learned.read(running, self.running.values(), now)
+
+    def end(self, running: Running, told: RequestFinished | None, now: float) -> None:
+        """It ended; what the engine told of it makes the costs more exact."""
+        del self.running[running.request.id]
+        if running.mirror is None:
+            running.engine.unpinned -= 1
+        self.contexts.ended(running.request, now, self.calls(told))
+        for waiter in self.waiters.values():
+            if waiter.overtaken_by:
+                waiter.overtaker_ended(running.request.id, now)
+        cost = self.learned.ended(running, told, now)
+        if cost is not None:
+            self.params = replace(self.params, cost=cost)
+
+    def calls(self, told: RequestFinished | None) -> bool:
+        """Whether an answer counts as one that asked for tools."""
+        return told is not None and told.tool_calls and self.params.affinity.by_tools
+
+    def waits_for_memory(self) -> bool:
+        """Whether a sample of the machine's memory may let somebody go on."""
+        return any(w.reason is Reason.MEMORY for w in self.waiters.values())
+
+    def serve(self, running: Running, cached: int | None, generated: int, now: float) -> None:
+        """Charge a request's key with the engine's work for it. ``cached`` None: as expected."""
+        known = running.expected if cached is None else cached
+        cost = self.params.cost
+        work_s = prefill_s(cost, known, len(running.request.tokens)) + generated * cost.decode_s
+        self.services.add(running.request.key, work_s, now)
+
+    def reading(self) -> list[Running]:
+        """The running requests whose prompts are being read."""
+        return [r for r in self.running.values() if not r.read]
+
+    def view(self, now: float, working_set: WorkingSet) -> View:
+        """All that the rules may look at, as of now."""
+        return View(
+            self._slot_views(now, working_set),
+            self.pool_free(),
+            self.params,
+            at_rest=not self.running,
+            parks=self.parks(),
+            pauses=self.pauses,
+            now=now,
+            asked_for=self._asked_for(),
+            waits_pay=self.keeping.waits_pay,
+        )
+
+    def _asked_for(self) -> frozenset[str | None]:
+        return frozenset(
+            parked.state.request for w in self.waiters.values() for parked in w.view.parked.values()
+        )
+
+    def _slot_views(self, now: float, working_set: WorkingSet) -> list[SlotView]:
+        tools_gap_s = self.pauses.typical_s(calling=True)
+        others_gap_s = self.pauses.typical_s(calling=False)
+        views = []
+        for mirror in self.mirrors:
+            content, request = mirror.content, mirror.request
+            view = mirror.view()
+            view.idle_s = max(0.0, now - content.last_used)
+            view.gap_s = tools_gap_s if content.calling else others_gap_s
+            view.kept = False
+            view.run_left_s = view.read_left_s = 0.0
+            running = None if view.idle else self.last_run.get(mirror.id)
+            # What was given up ends at its next token or batch.
+            if running is not None and request is not None:
+                view.run_left_s = running.run_left_s(self.params.cost, len(self.running), now)
+                view.read_left_s = running.read_left_s(self.params.cost, now)
+            view.running_key = request.key if request else None
+            views.append(view)
+        knobs = self.params.keep
+        if knobs.enabled and working_set.wanted > knobs.above:
+            for view in views:
+                view.kept = (
+                    view.idle
+                    and view.idle_s < kept_for_s(view.gap_s, knobs)
+                    and (view.calling or view.turns >= _KEPT_TURNS)
+                    and is_live(view, self.params.affinity)
+                )
+        return views
+
+    def held_for(
+        self, request: Request, matches: list[Match], place: Place, swap: Swap | None
+    ) -> Held:
+        """What the slots hold of a prompt that is about to be placed on one of them."""
+        slot = place.slot
+        content = self.mirrors[slot].content
+        match = matches[slot]
+        others = [
+            min(m.lcp, mirror.content.held)
+            for m, mirror in zip(matches, self.mirrors, strict=True)
+            if mirror is not self.mirrors[slot]
+        ]
+        here = min(match.lcp, content.held)
+        tail = content.tail if match.covers and content.held == content.view.length else 0
+        if swap is not None and swap.loaded is not None:
+            here = min(lcp(swap.loaded.view, request.tokens), swap.loaded.held)
+            tail = swap.loaded.shared(request.tokens) - here
+        elif place.empties:
+            here = tail = 0
+        return Held(
+            here=here,
+            tail=tail,
+            elsewhere=max(others, default=0),
+            displaces=None if match.is_home else content.request,
+        )
+
+    def pool_free(self) -> int | None:
+        """Tokens of the unified pool beside what runs. None: there is no pool, or nothing runs,
+        and then one request may have all of it."""
+        pool = next((e.pool for e in self.engines.values() if e.pool is not None), None)
+        if pool is None or not self.running:
+            return None
+        used = sum(pool_need(r.request, self.params) for r in self.running.values())
+        return max(0, pool - used)
+
+
+def profile_of(engine: str, profiles: Iterable[Profile]) -> Profile | None:
+    """Whose engine it is; None: it is not ready."""
+    return next((profile for profile in profiles if engine in profile.engines), None)

@@ -1,0 +1,1 @@
+"""One llama-server: its client, its stream, its slots, its probes."""

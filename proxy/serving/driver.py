@@ -1,0 +1,213 @@
+"""The shell around the scheduler: feeds it what happens and runs what it says.
+
+Every event goes one way: ``handle``, then metrics and journal see the same event and actions, then
+the actions are run, and behind them the history takes its account. Nothing in here decides
+anything; nothing in the scheduler waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from slotwise.policies.types import Request
+from slotwise.proxy.core.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
+from slotwise.proxy.core.events import (
+    EngineLost,
+    Event,
+    Failure,
+    RequestArrived,
+    RequestFailed,
+    Tick,
+)
+from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.scheduler import Scheduler
+from slotwise.proxy.core.status import Waiting
+from slotwise.proxy.engine.asking import Pace
+from slotwise.proxy.history.history import DEFAULT_KEEP_BYTES, History
+from slotwise.proxy.memory.memory_desk import MemoryDesk
+from slotwise.proxy.memory.watch import MemoryWatch
+from slotwise.proxy.serving.afterwards import Afterwards
+from slotwise.proxy.serving.engine_desk import SHUTTING_DOWN, EngineDesk
+from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.ticket import Ticket
+from slotwise.proxy.telemetry.ledger import Ledger
+from slotwise.proxy.telemetry.metrics import Metrics
+from slotwise.proxy.telemetry.thinned import Thinned, Writer
+from slotwise.proxy.tokens.tokenize import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_TIMER_SLACK_S = 0.001  # timers may fire a tick of the loop's clock early
+
+
+class Driver:
+    """Owns the scheduler, the engines, the metrics and the timers."""
+
+    def __init__(
+        self,
+        profiles: Sequence[ServedProfile],
+        journal: Writer | None = None,
+        *,
+        ledger: Ledger | None = None,
+        keep_bytes: int = DEFAULT_KEEP_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
+        memory: MemoryRules | None = None,
+        watch: MemoryWatch | None = None,
+    ) -> None:
+        """``memory`` and ``watch``: how the machine's memory is watched; None: it is not."""
+        self.profiles = {profile.name: profile for profile in profiles}
+        self.names = _names(profiles)  # every name a model answers to -> its profile
+        self.scheduler = Scheduler({p.name: p.params for p in profiles}, memory)
+        gate = self.scheduler.memory
+        self.memory = MemoryDesk(gate, watch, lambda e: self.engines.client(e), self.feed, clock)
+        self.metrics = Metrics(list(self.profiles), clock)
+        offset_s = time.time() - clock()
+        self._history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
+        self.clock = clock
+        self.events_seen = 0  # grows with every event: who shows the state sees that it changed
+        self._afterwards = Afterwards()
+        self._journal = Thinned(journal, self.scheduler.is_calm) if journal else None
+        self._ledger = ledger
+        self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
+        self.pace = pace or Pace()
+        self.engines = EngineDesk(
+            self.profiles,
+            self.feed,
+            self._engine_lost,
+            memory=self.memory,
+            metrics=self.metrics,
+            tokenizer=self.tokenizer,
+            clock=clock,
+            pace=self.pace,
+        )
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+
+    # ------------------------------------------------------------ events and actions
+
+    def feed(self, event: Event) -> None:
+        """One event through the scheduler, and what follows from it."""
+        now = self.clock()
+        self.events_seen += 1
+        actions = self.scheduler.handle(event, now)
+        self.metrics.observe(event, actions, now)
+        if self._journal is not None:
+            self._journal.write(now, event, actions)
+        self._afterwards.add(partial(self._write_down, now, event, actions))
+        for action in actions:
+            self._run(action)
+        self.memory.observe(event, actions)
+
+    def _write_down(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """In the order of the events, behind what they led to: a request does not wait for it."""
+        record = self._history.observe(event, actions, now)
+        if record is not None:
+            self.metrics.attributed(record)
+            if self._ledger is not None:
+                self._ledger.write(record)
+
+    def note(self, id: str, **known: Any) -> None:
+        """What is learnt of a request beside its events, for its record."""
+        self._afterwards.add(partial(self._history.note, id, **known))
+
+    @property
+    def history(self) -> History:
+        """What became of the requests, up to now."""
+        self._afterwards.catch_up()
+        return self._history
+
+    def _run(self, action: Action) -> None:
+        match action:
+            case Dispatch():
+                self._dispatched(action)
+            case Refuse():
+                if ticket := self._tickets.pop(action.id, None):
+                    ticket.refused(action)
+            case AskSlots():
+                self.engines.ask_slots(action.engine)
+            case WakeAt():
+                self._wake_at(action.at)
+            case Mismatch():
+                log.warning("slot %s, request %s: %s", action.slot, action.id or "-", action.what)
+
+    def _dispatched(self, action: Dispatch) -> None:
+        ticket = self._tickets.get(action.id)
+        if ticket is None:  # never without a bug; the slot must not be lost all the same
+            log.error("request %s was dispatched, but nobody waits for it", action.id)
+            self.feed(RequestFailed(action.id, Failure.CLIENT_GONE, started=False))
+            return
+        ticket.dispatched(action)
+
+    def _wake_at(self, at: float) -> None:
+        """Keep the earliest timer: one Tick too many is harmless, the scheduler asks anew."""
+        if at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        delay_s = max(0.0, at - self.clock()) + _TIMER_SLACK_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._timer_at = float("inf")
+        self.feed(Tick())
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> Ticket:
+        """Hand a request to the scheduler. The caller closes the ticket, whatever happens."""
+
+        def feed(event: Event) -> None:
+            if self._tickets.get(request.id) is ticket and ticket.ended:
+                del self._tickets[request.id]
+            self.feed(event)
+
+        ticket = Ticket(request, feed)
+        self._tickets[request.id] = ticket
+        self.feed(RequestArrived(request))
+        return ticket
+
+    def waiting_for(self, id: str) -> Waiting | None:
+        return self.scheduler.waiting_for(id, self.clock())
+
+    def _engine_lost(self, engine: str, reason: str, text: str) -> None:
+        # The loss first: else an ending would hand its slot to the next request.
+        self.feed(EngineLost(engine, reason))
+        for ticket in list(self._tickets.values()):
+            if ticket.dispatch is not None and ticket.dispatch.slot.engine == engine:
+                ticket.engine_lost(text)
+
+    async def close(self) -> None:
+        """Give every engine up, answer everybody who still waits, and let nothing run on.
+
+        May be called twice.
+        """
+        self.engines.give_up()
+        for ticket in list(self._tickets.values()):
+            ticket.close()
+            ticket.refused(Refuse(ticket.request.id, 503, "shutting_down", SHUTTING_DOWN, 10))
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.engines.close()
+        await self.memory.close()
+        await self.tokenizer.close()
+        self._afterwards.catch_up()
+        for file in (self._journal, self._ledger):
+            if file is not None:
+                await asyncio.to_thread(file.close)
+
+
+def _names(profiles: Sequence[ServedProfile]) -> dict[str, str]:
+    names = {profile.name: profile.name for profile in profiles}
+    for profile in profiles:
+        for alias in profile.aliases:
+            names.setdefault(alias, profile.name)
+    return names

@@ -1,0 +1,1 @@
+"""What is counted and kept: series, the journal, one line a request."""

@@ -1,0 +1,216 @@
+"""A journal of every event and the actions it led to: replayed, it gives the same actions again.
+
+One JSON line per ``handle`` call of the scheduler: the time, the event, the actions. Feeding the
+events of a file at their times to a fresh ``Scheduler`` with the same parameters decides as the
+server did, so a question about production becomes a test.
+
+**It holds what users wrote.** Token ids are the prompt: whoever has the model's vocabulary can read
+them back. So it is written only where it is asked for, and only its owner may read it (mode 0600).
+
+A prompt is written as the number of tokens it shares with an earlier one, by that request's id, and
+the rest; of a chat that grows only what is new takes room. The lines are made and written by a
+thread of their own: the server's loop pays for one ``put``. At ``max_bytes``, when the disk fails
+or cannot keep up, the journal ends with a line that says so, and serving goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import orjson
+from pydantic import TypeAdapter
+
+from slotwise.policies.prefix import EMPTY, Tokens, lcp
+from slotwise.policies.types import Request, Section
+from slotwise.proxy.core.actions import Action
+from slotwise.proxy.core.events import Event, RequestArrived
+from slotwise.proxy.telemetry.own_file import end_thread, open_own
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_DEFAULT_MAX_BYTES = 1 << 30
+_IDLE_S = 1.0  # how soon the thread sees that writing was given up
+_CLOSE_LIMIT_S = 10.0
+_MAX_PENDING = 100_000  # entries; a disk this far behind will not catch up
+_REMEMBERED = 32  # prompts that a later one may refer to
+_ID_BYTES = 4
+_TYPES: dict[str, Any] = {cls.__name__: cls for cls in (*get_args(Event), *get_args(Action))}
+
+_Entry = tuple[float, Event, list[Action]]
+
+
+class Journal:
+    """Writes a new journal file; a file of that name is replaced."""
+
+    def __init__(self, path: Path, max_bytes: int = _DEFAULT_MAX_BYTES) -> None:
+        """Raises ``OSError`` if the file cannot be made."""
+        self._path = path
+        self._file = os.fdopen(open_own(path, os.O_TRUNC), "wb")
+        self._max_bytes = max_bytes
+        self._written = 0
+        self._encoder = _Prompts()
+        self._pending: queue.Queue[_Entry | None] = queue.Queue(_MAX_PENDING)
+        self._ended: str | None = None  # why nothing more is written
+        self._put(_line({"slotwise_journal": _VERSION}))
+        self._thread = threading.Thread(target=self._drain, name="journal", daemon=True)
+        self._thread.start()
+
+    def write(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """Note one ``handle`` call; never blocks and never raises."""
+        if self._ended is None:
+            try:
+                self._pending.put_nowait((now, event, list(actions)))
+            except queue.Full:
+                self._ended = f"the disk is {_MAX_PENDING} entries behind"
+
+    def close(self) -> None:
+        """Write what is pending and end the file; takes 10 s at most. May be called twice."""
+        end_thread(self._thread, self._pending, _CLOSE_LIMIT_S)
+
+    # ------------------------------------------------------------ the thread
+
+    def _drain(self) -> None:
+        try:
+            with self._file:
+                while self._take():
+                    pass
+                self._put(_line({"end": self._ended or "closed"}))
+        except (OSError, TypeError, ValueError) as problem:
+            self._ended = f"cannot be written: {problem}"
+        if self._ended:
+            log.warning("journal %s ended: %s", self._path, self._ended)
+
+    def _take(self) -> bool:
+        """Write one entry, if one comes. False: it is over."""
+        if self._pending.empty():
+            self._file.flush()  # whoever looks at the file sees all there is
+        try:
+            entry = self._pending.get(timeout=_IDLE_S)
+        except queue.Empty:
+            return self._ended is None
+        if entry is None:
+            return False
+        line = _line(self._encoder.plain(entry))
+        if self._written + len(line) > self._max_bytes:
+            self._ended = f"max_bytes {self._max_bytes} reached"
+            return False
+        self._put(line)
+        return True
+
+    def _put(self, line: bytes) -> None:
+        self._file.write(line)
+        self._written += len(line)
+
+
+def read(path: Path) -> Iterator[_Entry]:
+    """The entries of a journal, equal to what was written.
+
+    A last line that was cut off by a crash is left out. Raises ``ValueError`` naming the line for a
+    file that is no journal, or a broken line before the last.
+    """
+    decoder = _Prompts()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                told = orjson.loads(line)
+                if number == 1:
+                    _check_header(told)
+                elif "end" in told:
+                    return
+                else:
+                    yield decoder.entry(told)
+            except (KeyError, TypeError, ValueError) as problem:
+                raise ValueError(f"{path}:{number}: {problem}") from None
+
+
+class _Prompts:
+    """Entries as plain data and back. Writer and reader remember the same last prompts."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Tokens] = {}
+
+    def plain(self, entry: _Entry) -> dict[str, Any]:
+        now, event, actions = entry
+        if isinstance(event, RequestArrived):
+            body: Any = {"request": self._plain_request(event.request)}
+        else:
+            body = event
+        return {
+            "t": now,
+            "e": [type(event).__name__, body],
+            "a": [[type(action).__name__, action] for action in actions],
+        }
+
+    def entry(self, told: dict[str, Any]) -> _Entry:
+        name, body = told["e"]
+        if name == RequestArrived.__name__:
+            event: Event = RequestArrived(self._request(body["request"]))
+        else:
+            event = _made(name, body)
+        return told["t"], event, [_made(name, body) for name, body in told["a"]]
+
+    def _plain_request(self, request: Request) -> dict[str, Any]:
+        fields = {name: getattr(request, name) for name in request.__slots__}
+        like, shared = self._closest(request.tokens)
+        rest = request.tokens.packed[shared * _ID_BYTES :]
+        fields["tokens"] = {"like": like, "shared": shared, "rest": b64encode(rest).decode()}
+        self._remember(request)
+        return fields
+
+    def _request(self, fields: dict[str, Any]) -> Request:
+        told = fields["tokens"]
+        earlier = self._last[told["like"]] if told["shared"] else EMPTY
+        rest = b64decode(told["rest"], validate=True)
+        tokens = Tokens(earlier.packed[: told["shared"] * _ID_BYTES] + rest)
+        sections = tuple(Section(*told) for told in fields["sections"])
+        request = Request(**{**fields, "tokens": tokens, "sections": sections})
+        self._remember(request)
+        return request
+
+    def _closest(self, tokens: Tokens) -> tuple[str | None, int]:
+        """The remembered prompt that shares most with this one, and how many tokens."""
+        best: tuple[str | None, int] = (None, 0)
+        for id, earlier in self._last.items():
+            shared = lcp(earlier, tokens)
+            if shared > best[1]:
+                best = (id, shared)
+        return best
+
+    def _remember(self, request: Request) -> None:
+        self._last.pop(request.id, None)
+        self._last[request.id] = request.tokens
+        if len(self._last) > _REMEMBERED:
+            del self._last[next(iter(self._last))]
+
+
+def _line(told: dict[str, Any]) -> bytes:
+    # list: a SlotId is a tuple with names, which orjson does not take by itself
+    return orjson.dumps(told, default=list, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _check_header(told: Any) -> None:
+    if not isinstance(told, dict) or told.get("slotwise_journal") != _VERSION:
+        raise ValueError(f"not a slotwise journal of version {_VERSION}")
+
+
+def _made(name: str, body: dict[str, Any]) -> Any:
+    """The event or action of that name from its plain fields."""
+    return _adapter(name).validate_python(body)
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    if name not in _TYPES:
+        raise ValueError(f"unknown event or action {name!r}")
+    return TypeAdapter(_TYPES[name])
