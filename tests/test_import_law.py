@@ -148,7 +148,7 @@ NO_ROOM = {"proxy/__init__.py", "proxy/errors.py"}
 
 def violations(root: Path) -> list[str]:
     """Every import that breaks a law, as ``file:line: what``, and what to do."""
-    found = []
+    found: list[str] = []
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             file = path.relative_to(root).as_posix()
