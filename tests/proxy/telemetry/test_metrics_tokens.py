@@ -19,7 +19,7 @@ from tests.proxy.counted import (
     samples,
     value,
 )
-from tests.proxy.test_explain import changed, record
+from tests.proxy.history.test_explain import changed, record
 
 
 def test_prompt_tokens_are_split_as_the_engine_reports(metrics: Metrics) -> None:

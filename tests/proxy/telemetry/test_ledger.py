@@ -14,7 +14,7 @@ import pytest
 from slotwise.policies.attribution import Cause
 from slotwise.proxy.history.record import Known
 from slotwise.proxy.telemetry.ledger import Ledger
-from tests.proxy.test_explain import changed, record
+from tests.proxy.history.test_explain import changed, record
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from slotwise.proxy.core.memory_gate import MemoryRules
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.memory.watch import MemoryWatch
 from tests.browser import chromium, page
-from tests.proxy.test_lanes_page import PAGE, asking, known
+from tests.proxy.api.test_lanes_page import PAGE, asking, known
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.scripted_meminfo import GIB, ScriptedMeminfo, zones
 from tests.support import StubServer, wait_until

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from slotwise.policies.attribution import Cause
 from slotwise.proxy.history.last_hour import LastHour
-from tests.proxy.test_explain import record
+from tests.proxy.history.test_explain import record
 
 AT = 1_000_000.0
 
