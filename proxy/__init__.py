@@ -1,1 +1,1 @@
-"""The proxy: a pure scheduler (events, mirror, scheduler, sse) inside a thin asynchronous shell."""
+"""The proxy: a pure scheduler (``core``) inside a thin asynchronous shell."""
