@@ -74,5 +74,6 @@ NAMED: Mapping[Cell, Named] = {
     Cell("classifiers", 8, "large", "tiny"): Named(_SNAPSHOTS, Pinned(-0.030, 1.07, 1.29, 1.06)),
     Cell("batch", 1, "small", "tiny"): Named(_LINE, Pinned(-0.000, 0.98, 1.21, 1.09)),
     Cell("batch", 8, "small", "tiny"): Named(_SNAPSHOTS, Pinned(-0.000, 1.00, 0.99, 0.99)),
+    Cell("mixed", 2, "none", "tiny"): Named(_LINE, Pinned(0.192, 0.74, 0.82, 0.87)),
     Cell("sub_agents", 4, "none", "tiny"): Named(_KEPT, Pinned(-0.005, 1.12, 1.29, 1.24)),
 }
