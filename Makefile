@@ -57,7 +57,7 @@ $(BIN)/python:
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
 $(RUN_STAMP): pyproject.toml | $(BIN)/python
-	@echo "Installing slotwise, llama.cpp's server and a small model (about 300 MB, once) ..."
+	@echo "Installing slotwise, llama.cpp's server and a small model (about 200 MB, once) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[embedded]'
 	@$(BIN)/python -m pip install -q --disable-pip-version-check $(MODEL)
 	@touch $@
