@@ -117,4 +117,30 @@ WORST = (
         ttft=1.28,
         behind=-0.054,
     ),
+    Worst(
+        "tools_in_turn:862977+retries_streamed:86284 2/small/tiny",
+        ttft=2.84,
+        behind=0.081,
+    ),
+    Worst(
+        "chat_ui:961783+sub_agents:324705 1/none/tiny lanes 0:8,1:20",
+        ttft=1.37,
+        behind=0.035,
+    ),
+    Worst(
+        "infill:804584+preambles:233833+satellites:610861 8/none/gb10 lanes 0:4,2:20,3:9",
+        ttft=1.08,
+        behind=0.160,
+    ),
+    Worst(
+        "tools_in_turn:880920+preambles_streamed:517439+agent_with_classifiers:954635"
+        " 2/none/gb10 lanes 0:16,2:21",
+        ttft=1.41,
+        behind=0.116,
+    ),
+    Worst(
+        "batch:994396+strangers:813011 1/none/gb10 lanes 6:1,7:3,10:10,11:16",
+        ttft=1.06,
+        behind=0.214,
+    ),
 )
