@@ -93,8 +93,9 @@ class Profile:
         if missed > held:
             unused = [m for m in self.mirrors if m is not taken and m.unused_since(since)]
             if all(mirror.resident for mirror in unused):  # an empty one was the better choice
+                rent_s = piece_s(self.params.cost, held, missed)
                 for mirror in unused:
-                    mirror.owe(piece_s(self.params.cost, held, missed))
+                    mirror.owe(rent_s)
         if held < taken.content.held:
             self.displacements.add(taken.content, now, len(self.mirrors))
 
