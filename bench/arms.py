@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from slotwise.bench.engine_jobs import SLOTWISE_BATCH, EngineSetup
 from slotwise.policies.params import Params
@@ -79,15 +79,13 @@ def _expanded(name: str, params: Params) -> list[str]:
 
 
 def switched(params: Params) -> Iterator[tuple[str, Params]]:
-    """``slotwise-SECTION.SWITCH`` for every switch, and the parameters with it the other way."""
-    for section in fields(params):
-        values = getattr(params, section.name)
-        for knob in fields(values):
-            if knob.metadata.get("unit") == "switch":
-                on = getattr(values, knob.name)
-                changed = replace(values, **{knob.name: not on})
-                name = f"{SLOTWISE}{'-' if on else '+'}{section.name}.{knob.name}"
-                yield name, replace(params, **{section.name: changed})
+    """``slotwise-RULE`` for every rule, and the parameters with its switch the other way."""
+    for knob in fields(params):
+        if knob.metadata.get("unit") == "switch":
+            on = getattr(params, knob.name)
+            switched: dict[str, Any] = {knob.name: not on}
+            changed = replace(params, **switched)
+            yield f"{SLOTWISE}{'-' if on else '+'}{knob.name}", changed
 
 
 def _scheduler(params: Params) -> Scheduler:

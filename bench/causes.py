@@ -48,11 +48,10 @@ MAX_CALLS = 1000  # as many records as slotwise keeps
 
 _POLICY = {
     # the tiny model on one core: a big model's seconds would make requests wait
-    "cost": {"prefill_c_s": 0.003, "prefill_a_s": 1.8e-5, "prefill_b_s": 6e-9, "decode_s": 5e-4},
+    "prefill_tps": 52_000,
+    "decode_tps": 2000,
     # one call at a time: nothing gets better by waiting
-    "guest": {"break_after_s": 0},
-    "keep": {"enabled": False},
-    "cap": {"enabled": False},
+    "keep": False,
 }
 _TABLE_CAUSES = tuple(c for c in Cause if c not in (Cause.CACHED, Cause.UNKNOWN))
 Account = Mapping[str, Any]

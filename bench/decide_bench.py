@@ -22,7 +22,7 @@ import orjson
 
 from slotwise.bench.command_line import count, parser_of
 from slotwise.bench.report import markdown_table
-from slotwise.policies.params import Cold, Params, Queue
+from slotwise.policies.params import Params
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Request
 from slotwise.proxy.core.actions import Dispatch
@@ -62,8 +62,8 @@ class Situation:
         self._now = 0.0
         self._count = 0
         self._head = self._random.choices(range(100_000), k=min(HEAD_TOKENS, size.tokens // 3))
-        queue = Queue(max_running=size.slots * 2, max_waiting_per_key=size.waiting * 2)
-        self._scheduler = Scheduler({PROFILE: Params(queue=queue, cold=Cold(enabled=False))})
+        params = Params(max_running=size.slots * 2, max_waiting=size.waiting * 8, cold=False)
+        self._scheduler = Scheduler({PROFILE: params})
         windows = (WINDOW_TOKENS,) * size.slots
         self.handle(EngineReady("engine", PROFILE, windows, None, True))
         self.running = [self.arrive(self.prompt()) for _ in range(size.slots)]

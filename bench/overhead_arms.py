@@ -117,7 +117,7 @@ def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) ->
             SLOTS,
             SLOTS * WINDOW,
             binary=str(program),
-            policy={"queue": {"max_running": RUNNING}},
+            policy={"max_running": RUNNING},
             checkout=checkout,
         )
         with started as server:

@@ -18,7 +18,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from slotwise.bench.command_line import parser_of
-from slotwise.policies.params import Cap, Keep, Params, Queue
+from slotwise.policies.params import Params
 from slotwise.proxy.api.app import create_app
 from slotwise.proxy.serving.driver import Driver
 from slotwise.proxy.serving.life import ServedProfile
@@ -28,7 +28,7 @@ READY = "measured proxy ready on "
 SWITCH = "/bench/metrics/"
 PROFILE = "bench"
 # Nobody waits for a slot: what is measured is work, not patience.
-PARAMS = Params(queue=Queue(max_running=8), keep=Keep(enabled=False), cap=Cap(enabled=False))
+PARAMS = Params(max_running=8, keep=False)
 
 
 class Silent:

@@ -27,7 +27,7 @@ from slotwise.policies.prefix import Tokens
 
 KV_BYTES = 528  # of a token in a saved state of the tiny model: 512 and its bookkeeping
 _PROFILE = Path(__file__).resolve().parents[1] / "configs" / "tiny.yaml"
-Policy = Mapping[str, Mapping[str, Any]]
+Policy = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,9 @@ class Bench:
             ram_tokens,
         )
 
-    def rules(self, policy: Policy | None, ram_tokens: int) -> dict[str, dict[str, Any]]:
+    def rules(self, policy: Policy | None, ram_tokens: int) -> dict[str, Any]:
         """The policy section of slotwise's profile."""
-        rules = {section: dict(values) for section, values in (policy or {}).items()}
-        rules["cost"] = tiny_costs() | rules.get("cost", {})
-        rules["keep"] = {"park_tokens": ram_tokens} | rules.get("keep", {})
-        return rules
+        return {**tiny_costs(), "cache_tokens": ram_tokens, **(policy or {})}
 
     # ------------------------------------------------------------ runs
 
@@ -132,8 +129,8 @@ class Bench:
 
 def tiny_costs() -> dict[str, float]:
     """What a token costs the tiny model, as its profile says."""
-    costs: dict[str, float] = yaml.safe_load(_PROFILE.read_text("utf-8"))["policy"]["cost"]
-    return dict(costs)
+    policy: dict[str, float] = yaml.safe_load(_PROFILE.read_text("utf-8"))["policy"]
+    return {name: policy[name] for name in ("prefill_tps", "decode_tps")}
 
 
 def _mib(tokens: int) -> str:

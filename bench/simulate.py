@@ -134,8 +134,8 @@ def _averaged(setup: str, found: dict[str, list[dict[str, float]]]) -> list[dict
 
 def _arms(names: Sequence[str], setup: Setup, params: Params) -> list[arms.Arm]:
     wanted = [name for name in names if name != arms.OPTIMUM]
-    if not params.keep.park_tokens:  # a profile may say otherwise
-        params = replace(params, keep=replace(params.keep, park_tokens=setup.park_tokens))
+    if not params.cache_tokens:  # a profile may say otherwise
+        params = replace(params, cache_tokens=setup.park_tokens)
     return arms.arms(wanted, setup.slots, setup.park_tokens, params)
 
 
@@ -170,24 +170,21 @@ def _params(profile: Path | None, policy: str, cost: CostModel) -> Params:
         if not isinstance(given, dict):
             raise ValueError(f"{profile}: expected a mapping")
         given = given.get("policy") or {}
-    over = mapping(policy)
-    for name, values in over.items():
-        known = given.get(name)
-        both = isinstance(known, dict) and isinstance(values, dict)
-        given = {**given, name: {**known, **values} if both else values}
     if not isinstance(given, dict):
-        raise ValueError("policy: expected a mapping of sections")
+        raise ValueError("policy: expected a mapping")
+    given = {**given, **mapping(policy)}
     params, faults = from_mapping(given)
     if faults:
         raise ValueError("; ".join(faults))
-    return params if "cost" in given else replace(params, cost=cost.as_policy())
+    given_rates = {"prefill_tps", "decode_tps"} & given.keys()
+    return params if given_rates else replace(params, cost=cost.as_policy())
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", help="a block trace or arrivals: a file or its name")
     add("--profile", type=Path, help="slotwise's rules: the policy section of this profile")
-    add("--policy", default="", help="more of them, as YAML: '{queue: {max_running: 3}}'")
+    add("--policy", default="", help="more of them, as YAML: '{max_running: 3}'")
     add("--arms", default=ARMS, help=f"({ARMS}), also {arms.RULES_OFF}")
     add("--sessions", type=count, default=8, help="live at a time (%(default)s)")
     add("--slots", type=count, default=4, help="of the engine (%(default)s)")

@@ -30,7 +30,7 @@ def _table(*more: str, seeds: int, name: str = _TRACE, grid: str = _GRID) -> str
 def claude_code(bench: Bench, quick: bool) -> str:
     """Every setup on both cost models, and with longer prompts."""
     seeds = 1 if quick else 10
-    parallel = ("--policy", "{queue: {max_running: 8}}")
+    parallel = ("--policy", "{max_running: 8}")
     parts = (
         "The first 40 calls of 40 recorded Claude Code sessions in a random order, so many of them "
         "live at a time: answers of 1,500 tokens at most, pauses of 600 s, a guest of 768 to "

@@ -56,9 +56,9 @@ def newsroom(bench: Bench, quick: bool) -> str:
     tokens = bench.tokens(script)
     arms = [
         bench.bare("bare -np 1", 1),
-        bench.slotwise("slotwise, max_running 1", SLOTS, {"queue": {"max_running": 1}}),
+        bench.slotwise("slotwise, max_running 1", SLOTS, {"max_running": 1}),
         bench.bare("bare -np 4", SLOTS),
-        bench.slotwise("slotwise, max_running 4", SLOTS, {"queue": {"max_running": 4}}),
+        bench.slotwise("slotwise, max_running 4", SLOTS, {"max_running": 4}),
     ]
     played = [bench.play(arm, script) for arm in arms]
     rows = []
@@ -184,7 +184,7 @@ def titles(bench: Bench, quick: bool) -> str:
         bench.bare("bare -np 4 --cache-ram 0", SLOTS),
         bench.session_pin("session-pin", SLOTS),
         bench.slotwise("slotwise", SLOTS),
-        bench.slotwise("slotwise, max_running 4", SLOTS, {"queue": {"max_running": 4}}),
+        bench.slotwise("slotwise, max_running 4", SLOTS, {"max_running": 4}),
     ]
     played = [bench.play(arm, script) for arm in arms]
     prompt = sum(len(tokens[step.id]) for step in script.steps() if not step.side)
@@ -212,9 +212,7 @@ def ram_cache(bench: Bench, quick: bool) -> str:
         for arm in (
             bench.bare(f"bare -np {SLOTS}", SLOTS, ram_tokens=ram),
             bench.slotwise("slotwise", SLOTS, ram_tokens=ram),
-            bench.slotwise(
-                "slotwise, max_running 4", SLOTS, {"queue": {"max_running": 4}}, ram_tokens=ram
-            ),
+            bench.slotwise("slotwise, max_running 4", SLOTS, {"max_running": 4}, ram_tokens=ram),
         ):
             played.append(bench.play(arm, script))
             row[arm.name] = served.reuse_of(played[-1].outcome, lambda step: not step.side)

@@ -9,7 +9,7 @@ from typing import Any
 
 from slotwise.bench.rows import Row
 from slotwise.bench.sim_workload import Ask, Workload
-from slotwise.policies.params import Params, from_mapping
+from slotwise.policies.params import Params
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import SIDE_JOB
 
@@ -112,14 +112,13 @@ def _agents(drawn: random.Random) -> list[list[Ask]]:
 
 def corners() -> list[Scene]:
     """A scene for each bound; a prompt of 100,000 tokens takes eleven minutes there."""
-    calm: dict[str, Any] = {"keep": {"enabled": False}, "cap": {"enabled": False}}
-    alone: dict[str, Any] = {"queue": {"max_running": 1}}
+    calm: dict[str, Any] = {"keep": False}
+    alone: dict[str, Any] = {"max_running": 1}
     return [
         _corner("for a busy home", 2, _a_copy_of_a_long_run()),
         _corner("of a guest, for a slot", 1, _a_guest_before_a_long_conversation()),
-        _corner("for a slot that is kept", 1, _an_owner_that_comes_again(), cap={"enabled": False}),
+        _corner("for a slot that is kept", 1, _an_owner_that_comes_again()),
         _corner("while a long prompt is read", 2, _two_long_prompts(), **calm),
-        _corner("to begin a conversation", 2, _a_newcomer_among_agents()),
         _corner("of a side job, for first tokens", 4, _a_side_job_among_prompts(), **calm),
         _corner("behind later ones, out of turn", 4, _a_newcomer_among_owners(), **calm, **alone),
         _corner("in all, not streamed", 1, _behind_an_endless_answer(stream=False)),
@@ -128,9 +127,7 @@ def corners() -> list[Scene]:
 
 
 def _corner(name: str, slots: int, sessions: list[list[Ask]], **policy: Any) -> Scene:
-    queue = {"bound_reads": 0, **policy.get("queue", {})}  # bounds as they are given
-    params, faults = from_mapping({**policy, "queue": queue})
-    assert not faults, faults
+    params = Params(**policy, long_reads=0.0)  # bounds as they are given
     return Scene(name, Workload(sessions), slots, "gb10", params)
 
 
@@ -150,11 +147,6 @@ def _an_owner_that_comes_again() -> list[list[Ask]]:
 
 def _two_long_prompts() -> list[list[Ask]]:
     return [single("ann", 100_000, 50, 0.0), single("ben", 90_000, 50, 1.0)]
-
-
-def _a_newcomer_among_agents() -> list[list[Ask]]:
-    agents = [talk(f"agent{k}", 60, 8000, 300, 100, 1.0) for k in range(3)]
-    return [*agents, single("new", 100_000, 100, 60.0)]
 
 
 def _a_side_job_among_prompts() -> list[list[Ask]]:

@@ -9,6 +9,7 @@ from slotwise.bench.cost_model import CostModel
 from slotwise.bench.sim_workload import Workload
 from slotwise.bench.simulation import Run, simulate
 from slotwise.policies.bounds import most_s
+from slotwise.policies.order import SERVICE_STEP_S
 from slotwise.policies.params import Params
 from slotwise.policies.types import Reason, Request
 from slotwise.proxy.core.actions import Action, Dispatch, Refuse
@@ -17,7 +18,7 @@ from slotwise.proxy.core.scheduler import Scheduler
 
 GUEST, OVERTAKEN, WHOLE, STREAMED = "guest", "overtaken", "whole", "streamed"
 TIMER_S = 0.01  # how late a timer may be
-_GROW = (Reason.HOME_BUSY, Reason.HELD, Reason.COLD_PREFILL, Reason.SESSION_CAP, OVERTAKEN)
+_GROW = (Reason.HOME_BUSY, Reason.HELD, Reason.COLD_PREFILL, OVERTAKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,25 @@ class Bound:
 
 def bounds(params: Params) -> list[Bound]:
     """Every bound of these parameters."""
-    found = []
-    for name, kind, knob in (
-        ("for a busy home", Reason.HOME_BUSY, "home.home_max_wait_s"),
-        ("of a guest, for a slot", GUEST, "guest.guest_max_wait_s"),
-        ("for a slot that is kept", Reason.HELD, "keep.keep_max_wait_s"),
-        ("while a long prompt is read", Reason.COLD_PREFILL, "cold.cold_max_wait_s"),
-        ("to begin a conversation", Reason.SESSION_CAP, "cap.cap_max_wait_s"),
-        ("of a side job, for first tokens", Reason.BACKGROUND, "order.background_max_wait_s"),
-        ("behind later ones, out of turn", OVERTAKEN, "order.max_overtake_s"),
-        ("in all, not streamed", WHOLE, "queue.queue_timeout_s"),
-        ("in all, streamed", STREAMED, "queue.request_timeout_s"),
-    ):
-        section, knob_name = knob.split(".")
-        seconds = float(getattr(getattr(params, section), knob_name))
-        found.append(Bound(name, kind, knob, seconds, kind in _GROW))
-    return found
+    longest_s = params.max_wait_s
+    return [
+        Bound(name, kind, knob, seconds, kind in _GROW)
+        for name, kind, knob, seconds in (
+            ("for a busy home", Reason.HOME_BUSY, "max_wait_s", longest_s),
+            ("of a guest, for a slot", GUEST, "max_wait_s / 5", params.guest_wait_s),
+            ("for a slot that is kept", Reason.HELD, "max_wait_s", longest_s),
+            ("while a long prompt is read", Reason.COLD_PREFILL, "max_wait_s", longest_s),
+            (
+                "of a side job, for first tokens",
+                Reason.BACKGROUND,
+                "max_wait_s * 2/5",
+                params.side_job_wait_s,
+            ),
+            ("behind later ones, out of turn", OVERTAKEN, "max_wait_s", longest_s),
+            ("in all, not streamed", WHOLE, "max_wait_s * 2", params.whole_wait_s),
+            ("in all, streamed", STREAMED, "request_timeout_s", params.request_timeout_s),
+        )
+    ]
 
 
 @dataclass(slots=True)
@@ -89,7 +93,6 @@ class Watched:
         self._bounds = {bound.kind: bound for bound in bounds(self._params)}
         self._scheduler = Scheduler({PROFILE: params})
         self._guests = guests  # ids
-        self._step_s = params.order.service_step_s
         self._asked: dict[str, tuple[Request, float]] = {}  # who waits, since when (s)
         self._reasons: dict[str, Reason] = {}
 
@@ -124,7 +127,7 @@ class Watched:
 
     def _steps(self, key: str, now: float) -> int:
         """What a key was served: that one served less goes first is its turn."""
-        return int(self._scheduler.served_s(PROFILE, key, now) / self._step_s)
+        return int(self._scheduler.served_s(PROFILE, key, now) / SERVICE_STEP_S)
 
 
 def watched(

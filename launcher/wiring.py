@@ -86,13 +86,11 @@ def _rules(profile: Profile, grows: Growth) -> params.Params:
     per_token = grows.kv_bytes_per_token
     if not per_token:
         return rules
-    keep = rules.keep
-    keep = replace(
-        keep,
-        park_tokens=keep.park_tokens or grows.cache_ram_bytes // per_token,
-        restore_tps=keep.restore_tps or _COPIED_BYTES_S / per_token,
+    return replace(
+        rules,
+        cache_tokens=rules.cache_tokens or grows.cache_ram_bytes // per_token,
+        copy_tps=_COPIED_BYTES_S / per_token,
     )
-    return replace(rules, keep=keep)
 
 
 def growth(profile: Profile, planned: Planned | None) -> Growth:

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from slotwise.policies.params import Params
 from slotwise.policies.types import Request
 
+_MIN_ROOM = 1024  # tokens of an answer that a slot should have room for
+MARGIN = 64  # tokens of a template that the count cannot foresee
+
 
 def room_wanted(request: Request, params: Params) -> int:
-    """Tokens a request should be able to generate where it sits: its limit, or ``min_room``."""
-    if not params.window.enabled:
+    """Tokens a request should have room to generate: its limit, or the usual length at most."""
+    if not params.window:
         return 0
     asked = request.max_tokens
     if asked is None or asked < 0:
-        return params.window.min_room
-    return min(asked, params.window.min_room)
+        return _MIN_ROOM
+    return min(asked, _MIN_ROOM)
 
 
 def fits(request: Request, window: int, params: Params) -> bool:
@@ -29,24 +32,23 @@ def fits(request: Request, window: int, params: Params) -> bool:
     n = len(request.tokens)
     if n >= window:
         return False
-    if not params.window.enabled:
+    if not params.window:
         return True
-    return n + room_wanted(request, params) + params.window.margin <= window
+    return n + room_wanted(request, params) + MARGIN <= window
 
 
 def granted_tokens(request: Request, window: int, params: Params) -> int | None:
     """``max_tokens`` cut to the room behind the prompt; None: leave it as it was asked."""
-    knobs = params.window
     asked = request.max_tokens
-    if not knobs.enabled or not knobs.cut_max_tokens or asked is None or asked < 0:
+    if not params.window or asked is None or asked < 0:
         return None
-    room = max(1, window - len(request.tokens) - knobs.margin)
+    room = max(1, window - len(request.tokens) - MARGIN)
     return room if asked > room else None
 
 
 def pool_need(request: Request, params: Params) -> int:
     """Tokens of a unified KV pool that a running request may come to use."""
-    return len(request.tokens) + room_wanted(request, params) + params.window.margin
+    return len(request.tokens) + room_wanted(request, params) + MARGIN
 
 
 # ---------------------------------------------------------------- memory

@@ -5,7 +5,7 @@ would have waited for all that came before it. Where that line is long, other bo
 
 Bounds are kept by letting whoever is overdue go first. Where everybody is, that is first come,
 first served, and every turn finds its slot taken. On a slow engine, where a prompt takes minutes
-to read, everybody would soon be: so a bound is no shorter than some times the read of the prompt,
+to read, everybody would soon be: so a bound is no shorter than ten times the read of the prompt,
 and no longer than three quarters of what the request may wait in all.
 """
 
@@ -34,9 +34,8 @@ def most_s(given_s: float, request: Request, params: Params) -> float:
 
 
 def _most_s(given_s: float, own_s: float, request: Request, params: Params) -> float:
-    queue = params.queue
-    whole_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
-    return max(given_s, min(queue.bound_reads * own_s, _OF_ALL * whole_s))
+    whole_s = params.request_timeout_s if request.stream else params.whole_wait_s
+    return max(given_s, min(params.long_reads * own_s, _OF_ALL * whole_s))
 
 
 def line_s(asked: Request, ahead: Iterable[tuple[Request, float]], slots: int, cost: Cost) -> float:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slotwise.policies import admission
-from slotwise.policies.affinity import chance_of_return_soon, expected_loss_s, kept_for_s, reuse
+from slotwise.policies.affinity import NONE_SEEN, Returns, chance_of_return, expected_loss_s, reuse
 from slotwise.policies.bounds import bound_s
 from slotwise.policies.cost import piece_s, prefill_s
-from slotwise.policies.params import Affinity, Params
+from slotwise.policies.params import Params
 from slotwise.policies.park import Park, State
-from slotwise.policies.pauses import Pauses
-from slotwise.policies.types import Parked, Request, SlotId, SlotView, WaitingView
+from slotwise.policies.types import Parked, Request, SlotView, WaitingView
 
 _BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
+_WORTH = 30.0  # a newcomer waits so long for each second that an owner would lose
 _WANTED_AGAIN = 0.5  # chance that what a session left in a slot is not over, where its head changed
 
 
@@ -43,7 +43,7 @@ class View:
     params: Params
     at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
     parks: Mapping[str, Park] = field(default_factory=dict)  # the RAM caches, by engine
-    pauses: Pauses = field(default_factory=lambda: Pauses.first(Affinity()))
+    returns: Returns = NONE_SEEN
     now: float = 0.0  # s
     asked_for: frozenset[str | None] = frozenset()  # what is parked and waited for, by request
     waits_pay: float = 1.0  # share of the waits for an owner's return in which one came back
@@ -51,11 +51,8 @@ class View:
     alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
     resting: list[int] = field(init=False)  # indices of the idle slots
     _saved: dict[int, tuple[State, ...]] = field(default_factory=dict)
-    _reading: list[SlotView] = field(init=False)
 
     def __post_init__(self) -> None:
-        counts = self.params.affinity.slot_order
-        self._reading = [s for s in self.slots if s.read_left_s > 0] if counts else []
         windows = {s.window for s in self.slots}
         self.largest = max(windows, default=0)
         self.alike = [True] * len(self.slots) if len(windows) == 1 else None
@@ -82,28 +79,13 @@ class View:
             self._saved[index] = self.parks[slot.id.engine].room_for(slot.state)[1]
         return self._saved[index]
 
-    def beside(self, id: SlotId, tokens_s: float) -> tuple[float, float]:
-        """Seconds that a prompt whose tokens take so long waits in this slot for those in lower
-        ones, and seconds that those in higher ones wait for it: the engine fills its batches in
-        the order of slots. What fits into one batch is read at the same time."""
-        batch_s = _BATCH_TOKENS * self.params.cost.prefill_a_s
-        behind_s = before_s = 0.0
-        for slot in self._reading:
-            if slot.id.engine != id.engine or slot.read_left_s + tokens_s <= batch_s:
-                continue
-            if slot.id.id_slot < id.id_slot:
-                behind_s += slot.read_left_s
-            else:
-                before_s += tokens_s
-        return behind_s, before_s
-
     def loss_of_s(self, state: State) -> float:
         """Seconds that are lost, as far as may be expected, with a state that nobody has again."""
         params = self.params
         if state.request in self.asked_for:
             return piece_s(params.cost, 0, state.tokens)
         idle_s = self.now - state.last_used
-        return expected_loss_s(state, 0, idle_s, self.pauses, params.cost, params.affinity)
+        return expected_loss_s(state, 0, idle_s, self.returns, params.cost)
 
 
 @dataclass(slots=True)
@@ -129,12 +111,11 @@ class Case:
         slot, params = self.view.slots[index], self.view.params
         if not slot.kept or self.waiting.matches[index].is_home:
             return 0.0
-        knobs = params.keep
         # Nobody else would wait for what the owner has to compute again, on an engine at rest.
-        worth = min(1.0, knobs.worth) if self.view.at_rest else knobs.worth
-        longest_s = bound_s(knobs.keep_max_wait_s, self.waiting, params)
+        worth = 1.0 if self.view.at_rest else _WORTH
+        longest_s = bound_s(params.max_wait_s, self.waiting, params)
         longest_s = min(longest_s, worth * self.view.waits_pay * self.loss_s(index))
-        return min(kept_for_s(slot.gap_s, knobs) - slot.idle_s, longest_s - self.waited_s)
+        return min(params.keep_s - slot.idle_s, longest_s - self.waited_s)
 
     def cached(self, index: int) -> int:
         """Tokens the request would not have to compute on that slot."""
@@ -142,10 +123,6 @@ class Case:
 
     def own_s(self, index: int) -> float:
         """Seconds until the prompt is read on that slot, whatever is destroyed there."""
-        return self._beside(index)[0] + self.read_s(index)
-
-    def read_s(self, index: int) -> float:
-        """Seconds that reading the prompt on that slot takes by itself."""
         return self.way(index).read_s
 
     def loss_s(self, index: int) -> float:
@@ -173,28 +150,23 @@ class Case:
         dropped = view.dropped(index)
         lost_s = sum(view.loss_of_s(state) for state in dropped)
         if slot.state not in dropped:
-            knobs, chance = params.affinity, 0.0
+            chance = 0.0
             if not slot.guest:
-                chance = chance_of_return_soon(
-                    slot.turns, slot.idle_s, slot.calling, view.pauses, knobs
-                )
-            lost_s += (1 + chance) * params.keep.copy_s(slot.resident)
+                chance = chance_of_return(slot.turns, slot.idle_s, slot.calling, view.returns)
+            lost_s += (1 + chance) * params.copy_s(slot.resident)
         saving = Way(*self._read(index, here, dropped), lost_s)
-        if not (params.keep.choose and park.empties and dropped):
+        if not (park.empties and dropped):
             return saving
         if slot.state in dropped or match.is_home:
             return saving  # nobody gains by it; what a home holds is the request's own
         again_s = wanted * self._own_loss_s(slot, 0) + prefill_s(params.cost, 0, _BATCH_TOKENS)
         emptying = Way(*self._read(index, 0, ()), again_s, True)
-        weight = params.affinity.destruction
-        return min(saving, emptying, key=lambda way: way.read_s + weight * way.loss_s)
+        return min(saving, emptying, key=lambda way: way.read_s + way.loss_s)
 
     def _own_loss_s(self, slot: SlotView, kept: int) -> float:
         """Seconds that are lost with what a slot holds behind the first ``kept`` tokens."""
-        params = self.view.params
-        return expected_loss_s(
-            slot.state, kept, slot.idle_s, self.view.pauses, params.cost, params.affinity
-        )
+        view = self.view
+        return expected_loss_s(slot.state, kept, slot.idle_s, view.returns, view.params.cost)
 
     def _read(self, index: int, here: int, dropped: Sequence[State]) -> tuple[int, float]:
         """Tokens that need not be computed, and the seconds to compute the others, in a slot that
@@ -204,18 +176,12 @@ class Case:
         if parked is None or parked.state in dropped:
             return here, prefill_s(params.cost, here, n)
         shared = min(parked.shared, n - 1)
-        copy_s = params.keep.copy_s(parked.state.tokens)
+        copy_s = params.copy_s(parked.state.tokens)
         return shared, copy_s + prefill_s(params.cost, shared, n)
 
     def cost_s(self, index: int) -> float:
         """Seconds this request costs on that slot: its own and the expected loss."""
-        loss_s = self.view.params.affinity.destruction * self.loss_s(index)
-        return self.read_s(index) + sum(self._beside(index)) + loss_s
-
-    def _beside(self, index: int) -> tuple[float, float]:
-        # The start of a prompt stalls the others wherever it is read.
-        tokens_s = max(0.0, self.read_s(index) - self.view.params.cost.prefill_c_s)
-        return self.view.beside(self.view.slots[index].id, tokens_s)
+        return self.own_s(index) + self.loss_s(index)
 
     def _parked(self, index: int, here: int) -> Parked | None:
         """What the RAM cache would bring into that slot. None: nothing better than it has."""

@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from slotwise.policies.params import Home
+from slotwise.policies.params import Params
 from slotwise.policies.prefix import Tokens, lcp
 from slotwise.policies.types import SIDE_JOB, Match, Request
 
 _RAW_SHARE = 7 / 8  # of a raw prompt's predecessor, and one chunk at most may differ
 
+_BRANCH_SHARE = 0.5  # of what a slot served: an edit that keeps less begins anew
+_PATIENCE_MAX_S = 30.0  # a long read is worth half a minute
+
 STRANGER = Match(0, False, False, "stranger")
 
 
-def match(request: Request, view: Tokens, session: str, knobs: Home, guess: int = 0) -> Match:
+def match(request: Request, view: Tokens, session: str, params: Params, guess: int = 0) -> Match:
     """Compare a prompt with the last prompt a slot served, and with the session it was for.
 
     ``guess``: of the tokens they share, for speed.
@@ -35,8 +38,8 @@ def match(request: Request, view: Tokens, session: str, knobs: Home, guess: int 
     if same:
         return Match(shared, covers, same, "continues")
     by_tokens = _raw_kind if request.first_user_end == 0 else _chat_kind
-    kind = by_tokens(request, shared, view_len, knobs)
-    if kind in ("kin", "stranger") and knobs.by_session and _same_session(request, session):
+    kind = by_tokens(request, shared, view_len, params.chunk_tokens)
+    if kind in ("kin", "stranger") and _same_session(request, session):
         kind = "session"  # a changed clock, reordered tools: the same conversation all the same
     return Match(shared, covers, same, kind)
 
@@ -50,18 +53,18 @@ _Kind = Literal["continues", "branch", "session", "kin", "stranger"]
 _RANK: dict[_Kind, int] = {"continues": 3, "branch": 2, "session": 1}
 
 
-def _chat_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:
+def _chat_kind(request: Request, shared: int, view_len: int, chunk_tokens: int) -> _Kind:
     if shared < request.first_user_end:
         return "stranger"
-    if shared >= view_len - knobs.chunk_tokens:
+    if shared >= view_len - chunk_tokens:
         return "continues"
-    return "branch" if shared >= knobs.branch_share * view_len else "kin"
+    return "branch" if shared >= _BRANCH_SHARE * view_len else "kin"
 
 
-def _raw_kind(request: Request, shared: int, view_len: int, knobs: Home) -> _Kind:
-    if shared >= max(view_len - knobs.chunk_tokens, _RAW_SHARE * view_len):
+def _raw_kind(request: Request, shared: int, view_len: int, chunk_tokens: int) -> _Kind:
+    if shared >= max(view_len - chunk_tokens, _RAW_SHARE * view_len):
         return "continues"
-    return "kin" if shared >= knobs.branch_share * view_len else "stranger"
+    return "kin" if shared >= _BRANCH_SHARE * view_len else "stranger"
 
 
 def owns(matches: Sequence[Match]) -> bool:
@@ -83,6 +86,6 @@ def home(matches: Sequence[Match], fits: Sequence[bool]) -> int | None:
     return None if best is None else best[1]
 
 
-def patience_s(home_s: float, elsewhere_s: float, knobs: Home) -> float:
+def patience_s(home_s: float, elsewhere_s: float) -> float:
     """How long a busy home is waited for: what going elsewhere would cost, within a bound."""
-    return min(max(elsewhere_s - home_s, 0.0), knobs.patience_max_s)
+    return min(max(elsewhere_s - home_s, 0.0), _PATIENCE_MAX_S)

@@ -55,7 +55,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
             return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
     case = Case(waiting, view, waited_s, view.fits(request))
     home: int | None = None
-    if params.home.enabled and waiting.owns:
+    if params.home and waiting.owns:
         home = continuation.home(waiting.matches, case.fits)
     if home is not None:
         verdict = None if _begins_anew(case, home) else _at_home(case, home)  # 3
@@ -101,8 +101,7 @@ def _at_home(case: Case, home: int) -> Verdict | None:
         why = f"shares {m.lcp} of {slot.view_len} tokens served there"
         return _place(case, home, _HOME_RULE[m.kind], why)
     params = case.view.params
-    knobs = params.home
-    longest_s = most_s(knobs.home_max_wait_s, case.waiting.request, params)
+    longest_s = most_s(params.max_wait_s, case.waiting.request, params)
     if case.waited_s >= longest_s:
         return None
     if m.same and slot.running_key == case.waiting.request.key:
@@ -111,12 +110,10 @@ def _at_home(case: Case, home: int) -> Verdict | None:
             f"the same request runs on {slot.id}",
             longest_s - case.waited_s,
         )
-    if not knobs.patience:
-        return None
     n = len(case.waiting.request.tokens)
     home_s = prefill_s(params.cost, min(m.lcp, n - 1), n)  # once what runs there is read
     elsewhere_s = min((case.own_s(i) + case.loss_s(i) for i in case.free()), default=float("inf"))
-    patience_s = continuation.patience_s(home_s, elsewhere_s, knobs)
+    patience_s = continuation.patience_s(home_s, elsewhere_s)
     until_s = patience_s
     if case.waited_s >= patience_s:
         if elsewhere_s < slot.run_left_s + home_s:
@@ -134,18 +131,13 @@ def _at_home(case: Case, home: int) -> Verdict | None:
 
 def _as_guest(case: Case) -> Verdict:
     """Rule 4."""
-    slots, params = case.view.slots, case.view.params
+    slots = case.view.slots
     idle = case.idle()
     if not idle:
         return _hold(case)
     seconds, _, index = min([(_guest_s(case, i), slots[i].id.id_slot, i) for i in idle])
     loss_s = case.loss_s(index)
-    wait_s = _wait_s(case, index)
-    soon_s = guest.another_ends_in_s(slots, params)
-    if wait_s and soon_s < loss_s and case.waited_s < params.guest.guest_max_wait_s:
-        left_s = params.guest.guest_max_wait_s - case.waited_s
-        return Hold(Reason.HELD, f"another guest's slot is free in {soon_s:.1f} s", left_s)
-    left_s = wait_s - case.waited_s
+    left_s = _wait_s(case, index) - case.waited_s
     if left_s <= 0:
         return _place(case, index, Rule.GUEST, f"{seconds:.2f} s, {loss_s:.2f} of them others'")
     return Hold(
@@ -179,7 +171,7 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
             why = f"its home {slots[home].id} and all other slots are at work"
             return Hold(Reason.SLOTS_BUSY, why)
         return _hold(case)
-    if not params.affinity.enabled:
+    if not params.affinity:
         index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))
         return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
     candidates = _unprotected(case, idle)
@@ -202,14 +194,13 @@ def _newcomer_rule(slot: SlotView) -> Rule:
 def _unprotected(case: Case, idle: list[int]) -> list[int]:
     """The idle slots without live conversations of several turns, while a free place is among
     them. Its own kin is no stranger: what an edited history cuts off was its own."""
-    slots, matches, knobs = case.view.slots, case.waiting.matches, case.view.params.affinity
-    free = [i for i in idle if slots[i].view_len == 0 or slots[i].guest]
-    if not knobs.protect_live or not free:
+    slots, matches = case.view.slots, case.waiting.matches
+    if not any(slots[i].view_len == 0 or slots[i].guest for i in idle):
         return idle
     return [
         i
         for i in idle
-        if slots[i].turns < 2 or not is_live(slots[i], knobs) or matches[i].kind != "stranger"
+        if slots[i].turns < 2 or not is_live(slots[i]) or matches[i].kind != "stranger"
     ]
 
 

@@ -9,6 +9,9 @@ from slotwise.policies.bounds import bound_s, most_s
 from slotwise.policies.params import Params
 from slotwise.policies.types import WaitingView
 
+_PROMOTE_S = 5.0  # a guest that waited this long goes first
+SERVICE_STEP_S = 24.0  # of the engine's work for a key: less is no difference between keys
+
 
 class Class(IntEnum):
     """Smallest first."""
@@ -26,7 +29,6 @@ class Promotion(StrEnum):
     GUEST = "guest"  # a guest that had waited
     OVERTAKEN = "overtaken"  # others had gone before it for too long
     BACKGROUND = "background"  # a side job at its bound
-    SESSION_CAP = "session_cap"  # a new conversation at its bound
 
 
 PROMOTES = {Class.OVERTAKEN: Promotion.OVERTAKEN, Class.PROMOTED_GUEST: Promotion.GUEST}
@@ -47,25 +49,22 @@ class Rank(NamedTuple):
     share: int  # steps its key was served, in the first turn
     place: Class
     service: int  # steps
-    began: float  # s
     arrived: float  # s
 
 
 def steps(waiting: WaitingView, params: Params) -> int:
     """What its key was served lately, in steps: less is no difference between keys."""
-    knobs = params.order
-    return int(waiting.service_s / knobs.service_step_s) if knobs.by_service else 0
+    return int(waiting.service_s / SERVICE_STEP_S) if params.order else 0
 
 
 def is_overdue(waiting: WaitingView, waited_s: float, fewest: int, params: Params) -> bool:
     """Whether others may go before it no longer. ``fewest``: steps of a key that waits; one that
     was served more cannot ask for its place in a plain line."""
-    knobs = params.order
-    if not knobs.enabled:
+    if not params.order:
         return False
     if steps(waiting, params) > fewest:
-        return waited_s >= most_s(knobs.max_overtake_s, waiting.request, params)
-    return waited_s >= bound_s(knobs.max_overtake_s, waiting, params)
+        return waited_s >= most_s(params.max_wait_s, waiting.request, params)
+    return waited_s >= bound_s(params.max_wait_s, waiting, params)
 
 
 def rank(
@@ -83,21 +82,19 @@ def rank(
     ``scarce``: more lives than stays warm. Where nothing is lost by who goes first, whoever came
     first does.
     """
-    knobs = params.order
     arrived = waiting.arrived
-    if not knobs.enabled:
-        return Rank(Turn.USUAL, 0, Class.NEWCOMER, 0, arrived, arrived)
+    if not params.order:
+        return Rank(Turn.USUAL, 0, Class.NEWCOMER, 0, arrived)
     service = steps(waiting, params)
     if waiting.overdue:
-        return Rank(Turn.FIRST, service, Class.OVERTAKEN, service, arrived, arrived)
+        return Rank(Turn.FIRST, service, Class.OVERTAKEN, service, arrived)
     first = overdue is not None and service < overdue
     turn, share = (Turn.FIRST, service) if first else (Turn.USUAL, 0)
     if not scarce:
-        return Rank(turn, share, Class.NEWCOMER, service, arrived, arrived)
+        return Rank(turn, share, Class.NEWCOMER, service, arrived)
     if guest:
-        promoted = waited_s >= min(knobs.promote_s, waiting.line_s)
+        promoted = waited_s >= min(_PROMOTE_S, waiting.line_s)
         place = Class.PROMOTED_GUEST if promoted else Class.NEW_GUEST
     else:
         place = Class.OWNER if waiting.owns or waiting.parked_most else Class.NEWCOMER
-    began = waiting.session_began if knobs.by_session else arrived
-    return Rank(turn, share, place, service, began, arrived)
+    return Rank(turn, share, place, service, arrived)

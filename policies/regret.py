@@ -22,7 +22,6 @@ class Obstacle(StrEnum):
     HELD = "held"  # an idle slot was kept for its owner
     MEMORY = "memory"  # there was no room for it
     FAIRNESS = "fairness"  # it was somebody else's turn
-    CAP = "cap"  # more conversations live than stay warm
 
 
 class Loss(NamedTuple):
@@ -41,7 +40,6 @@ OBSTACLES: Mapping[Reason, Obstacle | None] = {
     Reason.SLOTS_BUSY: Obstacle.BUSY,
     Reason.HELD: Obstacle.HELD,
     Reason.COLD_PREFILL: Obstacle.BUSY,
-    Reason.SESSION_CAP: Obstacle.CAP,
     Reason.BACKGROUND: Obstacle.FAIRNESS,
     Reason.WINDOW: Obstacle.BUSY,
     Reason.POOL: Obstacle.MEMORY,

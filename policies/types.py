@@ -43,7 +43,6 @@ class Reason(StrEnum):
     SLOTS_BUSY = "slots_busy"  # every slot that could take it is at work
     HELD = "held"  # what is idle is kept for its owners
     COLD_PREFILL = "cold_prefill"  # a long prompt is being read already
-    SESSION_CAP = "session_cap"  # more conversations live than the slots can keep warm
     BACKGROUND = "background"  # a side job, while somebody waits for a first token
     WINDOW = "window"  # only slots with too small a window are idle
     POOL = "pool"  # the unified KV pool has no room beside what runs
@@ -108,8 +107,6 @@ class WaitingView:
     arrived: float  # s
     matches: list[Match]
     owns: bool  # some slot holds its conversation
-    session_began: float = 0.0  # s
-    new_session: bool = False  # its first request
     line_s: float = float("inf")  # what it would have waited where who comes first goes first
     overdue: bool = False  # others went before it for too long
     service_s: float = 0.0  # what its key was served lately
@@ -135,12 +132,10 @@ class SlotView:
     guest: bool  # what it holds is a guest
     turns: int
     idle_s: float  # since its last use
-    gap_s: float = 60.0  # typical pause after such an answer as its last
-    calling: bool = False  # that answer asked for tools
+    calling: bool = False  # its last answer asked for tools
     state: State = NOTHING
     kept: bool = False  # held for its owner's next turn
     run_left_s: float = 0.0  # of the request at work here, estimated
-    read_left_s: float = 0.0  # of its prompt
     running_key: str | None = None  # who asked for it
 
     @property

@@ -66,7 +66,7 @@ def started(arm: str, place: Place) -> Iterator[Server]:
         model = replace(model, flags=("--kv-unified",), profile=(("kv_unified", True),))
     total = place.slots * CTX_TOKENS
     if arm == "slotwise":
-        policy = {"cost": tiny_costs()}
+        policy = tiny_costs()
         with engines.slotwise(model, place.slots, total, place.ram_mib, policy=policy) as server:
             yield server
         return

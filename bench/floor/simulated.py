@@ -129,8 +129,9 @@ def inside(cost: CostModel) -> CostModel:
 def rules(params: Params, cost: CostModel, park: int) -> Params:
     """With the costs of this engine, and the size and speed of its RAM cache, as the launcher
     gives them."""
-    keep = replace(params.keep, park_tokens=park, restore_tps=cost.copy_tokens_per_s)
-    return replace(params, cost=cost.as_policy(), keep=keep)
+    return replace(
+        params, cost=cost.as_policy(), cache_tokens=park, copy_tps=cost.copy_tokens_per_s
+    )
 
 
 def park_tokens(asked: Workload, ram: str) -> int:

@@ -18,7 +18,7 @@ WORST = (
     Worst(
         "chat_ui:193390+tools_in_turn:466421 4/small/gb10 lanes 0:1,1:32",
         ttft=0.98,
-        behind=-0.000,
+        behind=0.000,
     ),
     Worst(
         "preambles_streamed:93603+tools_in_turn:464018 2/none/gb10 lanes 0:1,1:32",
@@ -83,8 +83,8 @@ WORST = (
     ),
     Worst(
         "tools_in_turn:95892+sub_agents:76432 4/none/tiny lanes 0:16,1:2,2:6,3:6",
-        ttft=1.23,
-        behind=0.103,
+        ttft=1.42,
+        behind=0.172,
     ),
     Worst(
         "retries_streamed:493369+satellites:957396+batch:799185 2/none/tiny lanes 2:36,7:1",
@@ -99,13 +99,13 @@ WORST = (
     Worst(
         "retries_streamed:115503+tools_in_turn:664693+strangers:4772"
         " 4/none/gb10 lanes 1:3,2:8,4:10,6:16",
-        ttft=1.05,
-        behind=0.069,
+        ttft=0.97,
+        behind=-0.098,
     ),
     Worst(
         "tools_in_turn:60471+growing:166978 2/none/tiny",
-        ttft=1.57,
-        behind=0.209,
+        ttft=1.31,
+        behind=0.080,
     ),
     Worst(
         "sub_agents:839073+tools_in_turn:115766 4/none/tiny lanes 1:2,2:6,3:6,4:16",
@@ -114,29 +114,29 @@ WORST = (
     ),
     Worst(
         "agents:734244+batch:78497 2/none/tiny lanes 1:16,3:8,4:8,5:8,6:8,7:8",
-        ttft=1.28,
-        behind=-0.054,
+        ttft=0.87,
+        behind=-0.155,
     ),
     Worst(
         "tools_in_turn:862977+retries_streamed:86284 2/small/tiny",
-        ttft=2.84,
-        behind=0.081,
+        ttft=2.38,
+        behind=0.057,
     ),
     Worst(
         "chat_ui:961783+sub_agents:324705 1/none/tiny lanes 0:8,1:20",
-        ttft=1.37,
-        behind=0.035,
+        ttft=1.57,
+        behind=0.089,
     ),
     Worst(
         "infill:804584+preambles:233833+satellites:610861 8/none/gb10 lanes 0:4,2:20,3:9",
-        ttft=1.08,
-        behind=0.160,
+        ttft=0.96,
+        behind=0.000,
     ),
     Worst(
         "tools_in_turn:880920+preambles_streamed:517439+agent_with_classifiers:954635"
         " 2/none/gb10 lanes 0:16,2:21",
-        ttft=1.41,
-        behind=0.116,
+        ttft=1.24,
+        behind=-0.074,
     ),
     Worst(
         "batch:994396+strangers:813011 1/none/gb10 lanes 6:1,7:3,10:10,11:16",

@@ -47,7 +47,7 @@ class Forwarding:
         self._request = request
         self._ticket = ticket
         self._arrived = arrived
-        self._queue = driver.profiles[request.profile].params.queue
+        self._rules = driver.profiles[request.profile].params
         self._guard = asyncio.timeout(None)
         self._silent_until = 0.0
         self._last_bound = False  # what ends next is the request's whole time
@@ -77,7 +77,7 @@ class Forwarding:
     async def _exchange(self, dispatch: Dispatch) -> int:
         if self._ticket.lost is not None:  # between the decision and now
             raise EngineUnreachableError(self._ticket.lost)
-        self._allow(self._queue.engine_silence_s)
+        self._allow(self._rules.engine_silence_s)
         client = self._driver.engines.client(dispatch.slot.engine)
         body = await self._request.upstream(dispatch.slot, dispatch.max_tokens)
         if self._reply.opened:
@@ -115,7 +115,7 @@ class Forwarding:
         seen = self._ticket.seen = reader.seen
         try:
             while chunk := await upstream.read():
-                self._allow(self._queue.engine_silence_s)
+                self._allow(self._rules.engine_silence_s)
                 data = reader.feed(chunk)
                 if seen.done:
                     self._note(seen)
@@ -158,7 +158,7 @@ class Forwarding:
         gathered = Gathered(tokens=bool(self._request.fields.get("return_tokens")))
         seen = self._ticket.seen = reader.seen
         while not seen.done and (chunk := await upstream.read()):
-            self._allow(self._queue.engine_silence_s)
+            self._allow(self._rules.engine_silence_s)
             gathered.feed(reader.feed(chunk))
             if gathered.error is not None:
                 self._ticket.failed(Failure.ENGINE_ERROR)
@@ -221,7 +221,7 @@ class Forwarding:
     def _allow(self, silence_s: float) -> None:
         """Wait this long for the next byte."""
         loop_now = asyncio.get_running_loop().time()
-        left_s = self._arrived + self._queue.request_timeout_s - self._driver.clock()
+        left_s = self._arrived + self._rules.request_timeout_s - self._driver.clock()
         self._last_bound = left_s <= silence_s
         until = loop_now + (left_s if self._last_bound else silence_s)
         # Moving the timer for every token would cost more than passing the token on.
@@ -237,10 +237,10 @@ class Forwarding:
             return ClientGoneError()
         if self._last_bound:
             self._ticket.failed(Failure.TIMEOUT)
-            text = f"the request was not complete after {self._queue.request_timeout_s:g} s"
+            text = f"the request was not complete after {self._rules.request_timeout_s:g} s"
             return ProxyError(504, "request_timeout", text)
         self._ticket.failed(Failure.SILENCE)
-        text = f"the engine sent nothing for {self._queue.engine_silence_s:g} s"
+        text = f"the engine sent nothing for {self._rules.engine_silence_s:g} s"
         return ProxyError(504, "engine_silent", text)
 
     def _broken(self, error: EngineUnreachableError) -> ProxyError:

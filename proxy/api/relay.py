@@ -158,8 +158,8 @@ class Exchange:
 
     async def _encoded(self, request: Prepared) -> Encoded:
         """The prompt's tokens, as soon as an engine is there to tell them."""
-        queue = self._driver.profiles[request.profile].params.queue
-        bound_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
+        rules = self._driver.profiles[request.profile].params
+        bound_s = rules.request_timeout_s if request.stream else rules.whole_wait_s
         while True:
             self._stage = Reason.ENGINE_LOADING
             left_s = self._arrived + bound_s - self._driver.clock()

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from slotwise.policies import order
 from slotwise.policies.admission import pool_need
-from slotwise.policies.affinity import is_live, kept_for_s
+from slotwise.policies.affinity import NONE_SEEN, Returns, is_live
 from slotwise.policies.bounds import line_s
 from slotwise.policies.case import View
 from slotwise.policies.cost import piece_s, prefill_s
 from slotwise.policies.displaced import Displacements
 from slotwise.policies.params import Params
 from slotwise.policies.park import Park, Swap
-from slotwise.policies.pauses import Pauses
 from slotwise.policies.prefix import lcp
 from slotwise.policies.types import Match, Place, Reason, Request, SlotId, SlotView, WaitingView
-from slotwise.policies.working_set import WorkingSet, most_running
+from slotwise.policies.working_set import KEEP_ABOVE, most_running, working_set
 from slotwise.proxy.core.contexts import Contexts, Services
 from slotwise.proxy.core.events import RequestFinished
 from slotwise.proxy.core.keeping import Keeping
@@ -52,10 +51,9 @@ class Profile:
     running: dict[str, Running] = field(default_factory=dict)
     last_run: dict[SlotId, Running] = field(default_factory=dict)  # what each slot was given last
     peak_running: int = 0
-    pauses: Pauses = field(init=False)
+    returns: Returns = NONE_SEEN
     contexts: Contexts = field(init=False)
     services: Services = field(init=False)
-    cap_stopped: bool = False  # new conversations wait
     learned: LearnedCost = field(init=False)
     keeping: Keeping = field(init=False)
     displacements: Displacements = field(default_factory=Displacements)
@@ -63,31 +61,22 @@ class Profile:
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
         self.keeping = Keeping(self.name)
-        self.pauses = Pauses.first(self.params.affinity)
-        self.contexts = Contexts(self.params)
-        self.services = Services(self.params)
+        self.contexts = Contexts()
+        self.services = Services()
 
-    def working_set(self, now: float) -> WorkingSet:
+    def working_set(self, now: float) -> float:
         """Live conversations over what can be kept warm."""
-        return WorkingSet.of(
-            self.contexts.counted(), len(self.mirrors), now, self.pauses, self.params
-        )
+        counted = self.contexts.counted()
+        return working_set(counted, len(self.mirrors), now, self.returns, self.params)
 
-    def most_running(self, working_set: WorkingSet) -> int:
+    def most_running(self, working_set: float) -> int:
         """How many requests may run at once."""
         slots = sum(len(engine.mirrors) for engine in self.engines.values())
         return most_running(working_set, slots, self.params)
 
-    def saw_pause(self, pause_s: float, calling: bool) -> None:
-        """A conversation came back after this pause; whether its last answer asked for tools."""
-        if self.params.affinity.learn_gap:
-            self.pauses = self.pauses.saw(pause_s, calling)
-
     def displaced(self, request: Request, taken: SlotMirror, match: Match, now: float) -> None:
         """A request gets this slot of an engine that saves nothing. Where it reads again what was
         displaced, slots that nobody has used since pay for it."""
-        if not self.params.affinity.rent:
-            return
         missed, since = self.displacements.missed(request.tokens)
         held = min(match.lcp, taken.content.held)
         if missed > held:
@@ -131,18 +120,16 @@ class Profile:
         return next((e for e in self.engines.values() if not e.pins), None)
 
     def add_waiter(self, request: Request, now: float) -> None:
-        queue = self.params.queue
-        limit_s = queue.request_timeout_s if request.stream else queue.queue_timeout_s
+        params = self.params
+        limit_s = params.request_timeout_s if request.stream else params.whole_wait_s
         context, is_new = self.contexts.arrived(request, now)
-        if self.params.affinity.learn_gap and context.turns == (1 if is_new else 2):
-            self.pauses = self.pauses.came(again=not is_new)
+        if context.turns == (1 if is_new else 2):
+            self.returns = self.returns.saw(is_new)
         view = WaitingView(
             request,
             now,
             [],
             owns=False,
-            session_began=context.began,
-            new_session=is_new,
             line_s=self._line_s(request, now),
         )
         waiter = Waiter(view, now + limit_s, context, since=now)
@@ -207,7 +194,7 @@ class Profile:
 
     def calls(self, told: RequestFinished | None) -> bool:
         """Whether an answer counts as one that asked for tools."""
-        return told is not None and told.tool_calls and self.params.affinity.by_tools
+        return told is not None and told.tool_calls
 
     def waits_for_memory(self) -> bool:
         """Whether a sample of the machine's memory may let somebody go on."""
@@ -224,7 +211,7 @@ class Profile:
         """The running requests whose prompts are being read."""
         return [r for r in self.running.values() if not r.read]
 
-    def view(self, now: float, working_set: WorkingSet) -> View:
+    def view(self, now: float, working_set: float) -> View:
         """All that the rules may look at, as of now."""
         return View(
             self._slot_views(now, working_set),
@@ -232,7 +219,7 @@ class Profile:
             self.params,
             at_rest=not self.running,
             parks=self.parks(),
-            pauses=self.pauses,
+            returns=self.returns,
             now=now,
             asked_for=self._asked_for(),
             waits_pay=self.keeping.waits_pay,
@@ -243,32 +230,27 @@ class Profile:
             parked.state.request for w in self.waiters.values() for parked in w.view.parked.values()
         )
 
-    def _slot_views(self, now: float, working_set: WorkingSet) -> list[SlotView]:
-        tools_gap_s = self.pauses.typical_s(calling=True)
-        others_gap_s = self.pauses.typical_s(calling=False)
+    def _slot_views(self, now: float, working_set: float) -> list[SlotView]:
         views = []
         for mirror in self.mirrors:
             content, request = mirror.content, mirror.request
             view = mirror.view()
             view.idle_s = max(0.0, now - content.last_used)
-            view.gap_s = tools_gap_s if content.calling else others_gap_s
             view.kept = False
-            view.run_left_s = view.read_left_s = 0.0
+            view.run_left_s = 0.0
             running = None if view.idle else self.last_run.get(mirror.id)
             # What was given up ends at its next token or batch.
             if running is not None and request is not None:
                 view.run_left_s = running.run_left_s(self.params.cost, len(self.running), now)
-                view.read_left_s = running.read_left_s(self.params.cost, now)
             view.running_key = request.key if request else None
             views.append(view)
-        knobs = self.params.keep
-        if knobs.enabled and working_set.wanted > knobs.above:
+        if self.params.keep and working_set > KEEP_ABOVE:
             for view in views:
                 view.kept = (
                     view.idle
-                    and view.idle_s < kept_for_s(view.gap_s, knobs)
+                    and view.idle_s < self.params.keep_s
                     and (view.calling or view.turns >= _KEPT_TURNS)
-                    and is_live(view, self.params.affinity)
+                    and is_live(view)
                 )
         return views
 

@@ -6,20 +6,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from slotwise.policies.params import Params
+from slotwise.policies.affinity import EXPIRE_S
 from slotwise.policies.types import SIDE_JOB, Request
 from slotwise.policies.working_set import Context, counts
 
 _MOST_CONTEXTS = 512
 _MOST_KEYS = 1024
+_HALF_LIFE_S = 60.0  # of what a key was served
 BACKGROUND_KINDS = (SIDE_JOB, "summary")
 
 
 class Contexts:
     """The conversations of one profile, the least recently seen first; bounded."""
 
-    def __init__(self, params: Params) -> None:
-        self._expire_s = params.affinity.expire_s
+    def __init__(self) -> None:
         self._known: OrderedDict[str, Context] = OrderedDict()
         # Those that count as live: mostly few, where hundreds are remembered. Each decision
         # weighs them all.
@@ -42,12 +42,12 @@ class Contexts:
         Side jobs and requests without a session have none: a new one is made, and forgotten.
         """
         if not request.session or request.kind in BACKGROUND_KINDS:
-            return Context(now, now, len(request.tokens), request.turns), False
+            return Context(now, len(request.tokens), request.turns), False
         self._forget(now)
         context = self._known.get(request.session)
         is_new = context is None
         if context is None:
-            context = self._known[request.session] = Context(now, now)
+            context = self._known[request.session] = Context(now)
         context.last_seen = now
         context.tokens = len(request.tokens)
         context.turns = max(context.turns + 1, request.turns)
@@ -75,7 +75,7 @@ class Contexts:
     def _forget(self, now: float) -> None:
         while self._known:
             session, context = next(iter(self._known.items()))
-            old = not context.open and now - context.last_seen >= self._expire_s
+            old = not context.open and now - context.last_seen >= EXPIRE_S
             if not old and len(self._known) < _MOST_CONTEXTS:
                 return
             del self._known[session]
@@ -85,14 +85,13 @@ class Contexts:
 class Services:
     """What each key was served lately: seconds of the engine's work, by the costs, decayed."""
 
-    def __init__(self, params: Params) -> None:
-        self._half_life_s = params.order.service_half_life_s
+    def __init__(self) -> None:
         self._served: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def of(self, key: str, now: float) -> float:
         """Seconds."""
         amount, at = self._served.get(key, (0.0, now))
-        return amount * math.pow(0.5, max(0.0, now - at) / self._half_life_s)
+        return amount * math.pow(0.5, max(0.0, now - at) / _HALF_LIFE_S)
 
     def all(self, now: float) -> dict[str, float]:
         """Seconds, by key."""

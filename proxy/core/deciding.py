@@ -26,7 +26,7 @@ from slotwise.policies.types import (
     SlotView,
     Verdict,
 )
-from slotwise.policies.working_set import may_start
+from slotwise.policies.working_set import SCARCE
 from slotwise.proxy.core import words
 from slotwise.proxy.core.actions import Action, Dispatch, Refuse
 from slotwise.proxy.core.book import Held, Profile
@@ -56,10 +56,9 @@ class Deciding:
             profile.keeping.nobody_waits(now)
             return
         working_set = profile.working_set(now)
-        profile.cap_stopped = not may_start(profile.cap_stopped, working_set, profile.params)
         view = profile.view(now, working_set)
         epoch, parks = profile.epoch, profile.parks()
-        profile.line = self._line_up(profile, view.slots, epoch, parks, working_set.scarce, now)
+        profile.line = self._line_up(profile, view.slots, epoch, parks, working_set > SCARCE, now)
         max_running = profile.most_running(working_set)
         stale = False
         for waiter in profile.line:
@@ -84,7 +83,7 @@ class Deciding:
                 stale = True  # made anew for the next one, if there is one
         if any(waiter.reason is Reason.HELD for waiter in profile.waiters.values()):
             slots = profile.view(now, working_set).slots if stale else view.slots
-            profile.keeping.left_alone(slots, profile.params.keep, now)
+            profile.keeping.left_alone(slots, profile.params.keep_s, now)
         else:
             profile.keeping.nobody_waits(now)
         if len(profile.line) != len(profile.waiters):
@@ -137,7 +136,6 @@ class Deciding:
         told = story(profile, waiter, place, view, now)
         if waiter.returns is not None:
             profile.keeping.waited(waiter.returns)
-        waiter.context.started = True
         mirror: SlotMirror | None = None
         held, before, loaded = Held(), None, None
         if place.slot == UNPINNED:
@@ -154,7 +152,8 @@ class Deciding:
             match = waiter.view.matches[place.slot]
             if place.rule is Rule.HOME and not match.same:
                 content = mirror.content
-                profile.saw_pause(waiter.view.arrived - content.last_used, content.calling)
+                pause_s = waiter.view.arrived - content.last_used
+                profile.returns = profile.returns.after(pause_s, content.calling)
             if place.empties:
                 swap: Swap | None = engine.park.into_emptied(request.tokens)
             else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from slotwise.policies.bounds import bound_s
 from slotwise.policies.decide import all_at_work
 from slotwise.policies.types import Hold, Place, Reason, Reject, Request, Rule, Verdict
-from slotwise.policies.working_set import longest_wait_s
 from slotwise.proxy.core.book import Profile
 from slotwise.proxy.core.contexts import BACKGROUND_KINDS
 from slotwise.proxy.core.placement import UNPINNED
@@ -17,23 +16,16 @@ from slotwise.proxy.core.running import Engine
 from slotwise.proxy.core.waiter import Waiter
 
 # What waits for these waits on, whatever a side job does meanwhile.
-_OF_ITS_OWN = (Reason.HELD, Reason.HOME_BUSY, Reason.SESSION_CAP)
+_OF_ITS_OWN = (Reason.HELD, Reason.HOME_BUSY)
 
 
 def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
-    """Why a request does not start yet, whatever slot is free: the cap on conversations, and
-    somebody's first token that comes before a side job."""
+    """A side job waits while somebody else waits for a first token."""
     view, waited_s = waiter.view, now - waiter.view.arrived
     request = view.request
-    # An engine at rest gains nothing from a conversation that waits.
-    if view.new_session and profile.cap_stopped and profile.running and not view.owns:
-        left_s = longest_wait_s(view, profile.params) - waited_s
-        if left_s > 0:
-            why = "more conversations live than the slots keep warm"
-            return Hold(Reason.SESSION_CAP, why, left_s)
-    knobs = profile.params.order
-    left_s = min(knobs.background_max_wait_s, view.line_s / 2) - waited_s
-    if not knobs.background or request.kind not in BACKGROUND_KINDS or left_s <= 0:
+    params = profile.params
+    left_s = min(params.side_job_wait_s, view.line_s / 2) - waited_s
+    if not params.order or request.kind not in BACKGROUND_KINDS or left_s <= 0:
         return None
     first = [r for r in profile.reading() if r.request.kind not in BACKGROUND_KINDS]
     queued = any(
@@ -47,19 +39,18 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
 
 def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
     """Hold a long prompt back while another is read: each stalls every stream."""
-    knobs = profile.params.cold
+    params = profile.params
     request = waiter.view.request
     uncached = len(request.tokens) - place.expected_cached
-    if not knobs.enabled or uncached <= knobs.cold_tokens:
+    if not params.cold or uncached <= params.cold_tokens:
         return place
-    longest_s = bound_s(knobs.cold_max_wait_s, waiter.view, profile.params)
+    longest_s = bound_s(params.max_wait_s, waiter.view, params)
     left_s = longest_s - (now - waiter.view.arrived)
     if left_s <= 0:
         return place
-    cold = [r for r in profile.reading() if r.uncached > knobs.cold_tokens]
-    if len(cold) < knobs.max_cold_prefills:
+    if not any(r.uncached > params.cold_tokens for r in profile.reading()):
         return place
-    return Hold(Reason.COLD_PREFILL, f"{len(cold)} long prompts are being read", left_s)
+    return Hold(Reason.COLD_PREFILL, "another long prompt is being read", left_s)
 
 
 def unpinned_verdict(engine: Engine, request: Request) -> Verdict:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slotwise.policies.affinity import kept_for_s
-from slotwise.policies.params import Keep
 from slotwise.policies.types import SlotId, SlotView
 from slotwise.proxy.core.actions import HoldEnded, HoldResult
 
@@ -51,14 +49,14 @@ class Keeping:
         self._waits = _FADE * self._waits + 1
         self._paid = _FADE * self._paid + (self.returns > returns)
 
-    def left_alone(self, slots: Sequence[SlotView], knobs: Keep, now: float) -> None:
+    def left_alone(self, slots: Sequence[SlotView], keep_s: float, now: float) -> None:
         """Somebody waits who could have had one of the slots that are kept."""
         for slot in slots:
             if not slot.kept:
                 continue
             hold = self._holds.get(slot.id)
             if hold is None:
-                until = now + kept_for_s(slot.gap_s, knobs) - slot.idle_s
+                until = now + keep_s - slot.idle_s
                 self._holds[slot.id] = _Hold(until, now)
             elif hold.since is None:
                 hold.since = now

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slotwise.policies import cost_fit
+from slotwise.policies.cost import CostFit
 from slotwise.policies.params import Cost
 from slotwise.proxy.core.events import RequestFinished
 from slotwise.proxy.core.running import Running
@@ -22,7 +22,8 @@ class LearnedCost:
     """The costs of one profile: the first values, then what its engine tells."""
 
     def __init__(self, first: Cost) -> None:
-        self.fit = cost_fit.start(first)
+        self.fit = CostFit(first)
+        self.reports = 0  # that were taken into account
         self._running = 0
         self._beside = 0.0  # integral of the number of running requests over time
         self._at = 0.0  # up to here
@@ -54,13 +55,14 @@ class LearnedCost:
             self._prompt(one, told)
             self._answer(one, told, now)
             if one.request.max_tokens is None:
-                self.fit = cost_fit.answer_ended(self.fit, told.completion_tokens or 0)
-        return None if self.fit.cost is before.cost else self.fit.cost
+                self.fit = self.fit.answer_ended(told.completion_tokens or 0)
+        return None if self.fit is before else self.fit.cost
 
     def _prompt(self, one: Running, told: RequestFinished) -> None:
         n, cached = told.prompt_tokens, told.cached_tokens
         if told.prefill_s and one.alone and n and cached is not None:
-            self.fit = cost_fit.prompt_read(self.fit, cached, n, told.prefill_s)
+            self.fit = self.fit.prompt_read(cached, n, told.prefill_s)
+            self.reports += 1
 
     def _answer(self, one: Running, told: RequestFinished, now: float) -> None:
         tokens, seconds = told.completion_tokens or 0, told.decode_s or 0.0
@@ -70,7 +72,8 @@ class LearnedCost:
         sequences = max(1.0, (self._beside - one.beside) / took_s)
         seconds -= one.stalled_s
         # The first token is the prompt's.
-        self.fit = cost_fit.tokens_generated(self.fit, tokens - 1, seconds, sequences)
+        self.fit = self.fit.tokens_generated(tokens - 1, seconds, sequences)
+        self.reports += 1
 
     def _count(self, more: int, now: float) -> None:
         self._beside += self._running * (now - self._at)

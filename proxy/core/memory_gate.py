@@ -194,7 +194,7 @@ class MemoryGate:
             self._short_bytes, self._short_order = need - room.free, self._order(profile.name)
             # What runs makes room when it ends; what comes behind must not take that for ever.
             waited_s = now - waiter.view.arrived
-            longest_s = profile.params.order.max_overtake_s
+            longest_s = profile.params.max_wait_s
             self._overtaken = bool(profile.running) and waited_s >= longest_s
         return Hold(Reason.MEMORY, short or "somebody before you waits for memory")
 

@@ -50,9 +50,7 @@ def _promotion(profile: Profile, waiter: Waiter, now: float) -> Promotion | None
     if not others:
         return None
     waited_s = now - waiter.view.arrived
-    if waiter.waited_for(Obstacle.CAP) and profile.cap_stopped and profile.running:
-        return Promotion.SESSION_CAP
     is_background = waiter.view.request.kind in BACKGROUND_KINDS
-    if is_background and waited_s >= profile.params.order.background_max_wait_s:
+    if is_background and waited_s >= profile.params.side_job_wait_s:
         return Promotion.BACKGROUND
     return PROMOTES.get(waiter.place) if len(profile.waiters) > 1 else None

@@ -148,4 +148,4 @@ class Reports:
                 mirror.suspect(now)
 
     def _reused_too_little(self, profile: Profile, running: Running, cached: int | None) -> bool:
-        return cached is not None and cached < running.expected - profile.params.home.chunk_tokens
+        return cached is not None and cached < running.expected - profile.params.chunk_tokens

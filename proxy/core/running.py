@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slotwise.policies.cost import piece_s, prefill_s, run_s
+from slotwise.policies.cost import prefill_s, run_s
 from slotwise.policies.params import Cost
 from slotwise.policies.park import Park, State
 from slotwise.policies.types import Request, Rule
@@ -52,14 +52,6 @@ class Running:
     def prefill_s(self, cost: Cost) -> float:
         """Seconds that its prompt takes by itself."""
         return prefill_s(cost, self.expected, len(self.request.tokens))
-
-    def read_left_s(self, cost: Cost, now: float) -> float:
-        """What is left of its prompt's tokens, by the cost model (s). The start of a prompt does
-        not count: it stalls everybody, wherever they are read."""
-        if self.read:
-            return 0.0
-        tokens_s = piece_s(cost, self.expected, len(self.request.tokens))
-        return max(0.0, min(tokens_s, self.started + self.prefill_s(cost) - now))
 
     def run_left_s(self, cost: Cost, sequences: int, now: float) -> float:
         """What is left of it beside so many others, by the cost model and its limit (s)."""

@@ -104,13 +104,13 @@ class Scheduler:
     def _arrived(self, event: RequestArrived, now: float, out: list[Action]) -> list[Profile]:
         request = event.request
         profile = self._profiles[request.profile]
-        queue = profile.params.queue
+        params = profile.params
         of_key = sum(w.view.request.key == request.key for w in profile.waiters.values())
-        if len(profile.waiters) >= queue.max_waiting:
-            out.append(_full(request, 503, "queue_full", f"{queue.max_waiting} requests wait"))
+        if len(profile.waiters) >= params.max_waiting:
+            out.append(_full(request, 503, "queue_full", f"{params.max_waiting} requests wait"))
             return []
-        if of_key >= queue.max_waiting_per_key:
-            limit = f"{queue.max_waiting_per_key} requests of this client wait"
+        if of_key >= params.max_waiting_per_key:
+            limit = f"{params.max_waiting_per_key} requests of this client wait"
             out.append(_full(request, 429, "rate_limit_exceeded", limit))
             return []
         if profile.name in self.memory.unloaded:
@@ -125,8 +125,8 @@ class Scheduler:
             SlotMirror(SlotId(event.engine, i), window, since=now)
             for i, window in enumerate(event.windows)
         ]
-        keep = profile.params.keep
-        park = Park(keep.park_tokens if keep.park else 0, empties=event.empties)
+        rules = profile.params
+        park = Park(rules.cache_tokens if rules.ram_cache else 0, empties=event.empties)
         profile.add_engine(
             Engine(event.engine, event.profile, mirrors, event.pool, event.pins, park)
         )

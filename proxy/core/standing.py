@@ -36,7 +36,7 @@ def standing(profile: Profile, now: float) -> Standing:
     """As of now."""
     return Standing(
         profile.name,
-        profile.working_set(now).wanted,
+        profile.working_set(now),
         jain_index(_services(profile, now)),
         _sessions(profile),
     )
@@ -44,12 +44,12 @@ def standing(profile: Profile, now: float) -> Standing:
 
 def limit(profile: Profile, now: float) -> tuple[int, str]:
     """How many requests may run at once, and why so many."""
-    asked = profile.params.queue.max_running
+    asked = profile.params.max_running
     slots = sum(len(engine.mirrors) for engine in profile.engines.values())
     if profile.engines and slots < asked:
-        return slots, f"{slots} slots are there; policy.queue.max_running is {asked}"
+        return slots, f"{slots} slots are there; policy.max_running is {asked}"
     if asked:
-        return asked, "policy.queue.max_running"
+        return asked, "policy.max_running"
     most = profile.most_running(profile.working_set(now))
     return most, "all slots" if most == slots else "more conversations live than stay warm"
 

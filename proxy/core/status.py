@@ -90,12 +90,11 @@ def profile_json(profile: Profile, now: float) -> dict[str, object]:
         "max_running": most,
         "max_running_why": why,
         "typical_pause_s": {
-            "after_tool_calls": round(profile.pauses.tools.typical_s, 3),
-            "else": round(profile.pauses.others.typical_s, 3),
+            "after_tool_calls": round(profile.returns.gap_s(calling=True), 3),
+            "else": round(profile.returns.gap_s(calling=False), 3),
         },
         "working_set_ratio": round(now_is.working_set, 3),
         "fairness_jain_index": round(now_is.fairness, 3),
-        "new_sessions_wait": profile.cap_stopped,
         "sessions": {state.value: count for state, count in now_is.sessions.items()},
         "cost": _cost_json(profile),
         "engines": {
@@ -112,10 +111,9 @@ def profile_json(profile: Profile, now: float) -> dict[str, object]:
 
 def _cost_json(profile: Profile) -> dict[str, object]:
     """What work costs, as the engine has told by so many reports."""
-    cost, fit = profile.params.cost, profile.learned.fit
+    cost = profile.params.cost
     return {
-        "reports": fit.reports,
-        "fitted": cost.fit,
+        "reports": profile.learned.reports,
         **{
             name: float(f"{getattr(cost, name):.4g}")
             for name in ("prefill_c_s", "prefill_a_s", "prefill_b_s", "decode_s", "decode_more_s")

@@ -60,7 +60,7 @@ class Waiter:
                 # all of them share the client's head, and part behind it.
                 guess = matches[index].lcp or shared
                 matches[index] = continuation.match(
-                    request, content.view, content.session, params.home, guess
+                    request, content.view, content.session, params, guess
                 )
                 shared = matches[index].lcp
         if changed:
@@ -114,10 +114,6 @@ class Waiter:
         """The seconds it has waited, by what for."""
         self._waited(now)
         return [Loss(obstacle, seconds) for obstacle, seconds in self._lost_s.items() if seconds]
-
-    def waited_for(self, obstacle: Obstacle) -> bool:
-        """Whether it did, before what it waits for now."""
-        return obstacle in self._lost_s
 
     def _waited(self, now: float) -> None:
         obstacle = waiting_for(self.reason, bool(self.overtaken_by))

@@ -20,7 +20,6 @@ _WAITS: dict[str, tuple[str | None, str]] = {
     Reason.SLOTS_BUSY: (None, ""),
     Reason.HELD: ("the idle slots are kept for their conversations", "may take one in"),
     Reason.COLD_PREFILL: ("another long prompt is being read", ""),
-    Reason.SESSION_CAP: ("more conversations live than stay warm", "starts at the latest in"),
     Reason.BACKGROUND: ("a side job: others wait for a first token", "starts at the latest in"),
     Reason.WINDOW: (None, ""),
     Reason.POOL: (None, ""),

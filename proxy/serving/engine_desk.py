@@ -178,7 +178,7 @@ class EngineDesk:
         if life.models is not None:
             self.models[profile] = life.models
         hung = partial(self._hung, engine)
-        pace = replace(self._pace, still_s=served.params.queue.engine_silence_s)
+        pace = replace(self._pace, still_s=served.params.engine_silence_s)
         life.poller = SlotsPoller(engine, client, self._clock, self._feed, hung, pace)
         life.state = "up"
         self._tokenizer.ready(client, profile)

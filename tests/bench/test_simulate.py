@@ -63,7 +63,7 @@ def test_a_trace_of_texts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_profile_gives_the_rules_and_the_cost_model_the_seconds(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\npolicy: {queue: {max_running: 3}, guest: {protect_s: 7}}")
-    params = simulate._params(path, "{guest: {break_after_s: 1}}", EVIDENCE)
-    assert (params.queue.max_running, params.guest.protect_s) == (3, 7)
-    assert (params.guest.break_after_s, params.cost) == (1, EVIDENCE.as_policy())
+    path.write_text("name: mine\npolicy: {max_running: 3, keep_s: 7}")
+    params = simulate._params(path, "{cold_tokens: 1}", EVIDENCE)
+    assert (params.max_running, params.keep_s) == (3, 7)
+    assert (params.cold_tokens, params.cost) == (1, EVIDENCE.as_policy())

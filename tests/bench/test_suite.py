@@ -95,7 +95,7 @@ def test_slotwise_and_a_bare_engine_are_run_on_the_same_script() -> None:
     for arm in (
         bench.bare("bare", 2, ram_tokens=ram),
         bench.session_pin("pinned", 2, ram),
-        bench.slotwise("slotwise", 2, {"queue": {"max_running": 1}}, ram),
+        bench.slotwise("slotwise", 2, {"max_running": 1}, ram),
     ):
         played = bench.play(arm, script)
         rows = served.served_rows(played.outcome, tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,26 +13,17 @@ from slotwise.bench import cost_model, wait_scenes, waits
 from slotwise.bench.sim_workload import Ask, Workload
 from slotwise.bench.wait_scenes import Talk, single
 from slotwise.bench.watched import Longest, bounds, watched
-from slotwise.policies.params import Params, from_mapping
+from slotwise.policies.params import Params
 from slotwise.policies.types import SIDE_JOB
 
 EVIDENCE = cost_model.load("evidence")
-TIGHT: dict[str, dict[str, Any]] = {
-    "home": {"home_max_wait_s": 8, "patience_max_s": 6},
-    "guest": {"guest_max_wait_s": 4, "break_ratio": 0},
-    "keep": {"keep_max_wait_s": 7},
-    "cold": {"cold_max_wait_s": 3, "cold_tokens": 1000},
-    "cap": {"cap_min_wait_s": 2, "cap_max_wait_s": 6},
-    "order": {"background_max_wait_s": 5, "max_overtake_s": 10, "service_step_s": 2},
-    "queue": {"queue_timeout_s": 40, "request_timeout_s": 60, "max_waiting_per_key": 6},
-}
-
-
-def tight(**over: dict[str, Any]) -> Params:
-    sections = {name: {**TIGHT.get(name, {}), **over.get(name, {})} for name in {*TIGHT, *over}}
-    params, faults = from_mapping(sections)
-    assert not faults, faults
-    return replace(params, cost=EVIDENCE.as_policy())
+TIGHT = Params(
+    max_wait_s=8,
+    cold_tokens=1000,
+    request_timeout_s=60,
+    max_waiting=24,
+    cost=EVIDENCE.as_policy(),
+)
 
 
 def beyond(found: Longest, params: Params) -> dict[str, float]:
@@ -82,7 +72,7 @@ def test_no_wait_goes_past_its_bound(
 ) -> None:
     sessions = [session for one in spoken for session in conversation(one)]
     sessions += [call(one) for one in called]
-    params = tight(queue={"bound_reads": reads})
+    params = replace(TIGHT, long_reads=reads)
     found, run = watched(Workload(sessions), slots, params, EVIDENCE)
     assert beyond(found, params) == {}
     assert all(served.finished >= 0 for served in run.served)
@@ -91,9 +81,7 @@ def test_no_wait_goes_past_its_bound(
 def test_a_wait_past_its_bound_would_be_seen() -> None:
     """The same measure against bounds that were not kept."""
     scene = next(s for s in wait_scenes.corners() if s.name == "behind later ones, out of turn")
-    loose = replace(
-        scene, params=replace(scene.params, order=replace(scene.params.order, max_overtake_s=900))
-    )
+    loose = replace(scene, params=replace(scene.params, max_wait_s=900))
     cost = cost_model.load(scene.cost)
     given = replace(scene.params, cost=cost.as_policy())
     found, _ = watched(loose.workload, loose.slots, loose.params, cost, bounded_by=given)
@@ -109,12 +97,9 @@ def test_a_prompt_that_takes_minutes_may_wait_longer(
     cost = cost_model.load("gb10")
     agents = [wait_scenes.talk(f"agent{k}", 80, 4000, 300, 200, 0.1) for k in range(3)]
     new = single("new", 100_000, 100, 60.0)
-    calm = {"keep": {"enabled": False}, "cap": {"enabled": False}}
-    params, faults = from_mapping({**calm, "queue": {"max_running": 1, "bound_reads": reads}})
-    assert not faults, faults
-    params = replace(params, cost=cost.as_policy())
+    params = Params(keep=False, max_running=1, long_reads=reads, cost=cost.as_policy())
     found, _ = watched(Workload([*agents, new]), 4, params, cost)
-    overtaken = next(b for b in bounds(params) if b.knob == "order.max_overtake_s")
+    overtaken = next(b for b in bounds(params) if b.name == "behind later ones, out of turn")
     assert least_s <= found.seconds(overtaken) <= most_s
     assert found.kept(overtaken)
 
@@ -136,7 +121,7 @@ def test_a_key_that_floods_makes_its_own_requests_wait(fair: bool) -> None:
     sessions = [single("flood", 4000, 200, 10.0) for _ in range(30)]
     sessions += [single("steady", 2100, 10, 3.0 * k) for k in range(60)]
     params = replace(Params(), cost=EVIDENCE.as_policy())
-    params = replace(params, order=replace(params.order, by_service=fair))
+    params = replace(params, order=fair)
     _, run = watched(Workload(sessions), 4, params, EVIDENCE)
     waited = [s.begun - s.arrived for s in run.served if s.ask.client == "steady"]
     assert (mean(waited) < 10) is fair

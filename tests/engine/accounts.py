@@ -16,14 +16,14 @@ from slotwise.proxy.history.record import Record
 from slotwise.proxy.serving.life import ServedProfile
 from slotwise.proxy.tokens.encoders import Source
 from tests.engine.engines import RunningEngine
-from tests.engine.talk import TINY_COST
+from tests.engine.talk import TINY_RATES
 from tests.proxy.client_shapes import Wire
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.support import wait_until
 
 _PROOF_LIMIT_S = 30
 # Requests come one at a time: nothing gets better by waiting.
-_AT_ONCE = {"guest": {"break_after_s": 0}, "keep": {"enabled": False}, "cap": {"enabled": False}}
+_AT_ONCE = {"keep": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def accounted(
     **options: Any,
 ) -> Iterator[RunningProxy]:
     """slotwise in front of one engine, its prompts known by section. ``policy`` as in a profile."""
-    params, faults = from_mapping({"cost": TINY_COST, **_AT_ONCE, **(policy or {})})
+    params, faults = from_mapping({**TINY_RATES, **_AT_ONCE, **(policy or {})})
     assert not faults, faults
     source = Source(partial(read_vocabulary, model))
     served = ServedProfile("p", params=params, tokenizer=source, **(profile or {}))

@@ -39,7 +39,7 @@ NO_RAM_CACHE = ("--cache-ram", "0", "-sps", "0")
 RAM_CACHE = ("--cache-ram", "8192", "-sps", "0.1")
 
 # The tiny model on one core; without it every choice would be weighed with a big model's seconds.
-TINY_COST = {"prefill_c_s": 0.003, "prefill_a_s": 1.8e-5, "prefill_b_s": 6e-9, "decode_s": 5e-4}
+TINY_RATES = {"prefill_tps": 52_000, "decode_tps": 2000}
 
 
 def words(seed: str, n: int) -> str:
@@ -95,9 +95,9 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def proxied(engine: RunningEngine, **policy: dict[str, Any]) -> Iterator[RunningProxy]:
+def proxied(engine: RunningEngine, **policy: Any) -> Iterator[RunningProxy]:
     """slotwise in front of one engine; ``policy`` as in a profile."""
-    found, faults = from_mapping({"cost": TINY_COST, **policy})
+    found, faults = from_mapping({**TINY_RATES, **policy})
     assert not faults, faults
     with run_proxy(engine.url, profile=ServedProfile("p", params=found)) as proxy:
         assert proxy.inside(lambda: proxy.driver.engines.lives["p-0"].probe.pins)  # type: ignore[union-attr]

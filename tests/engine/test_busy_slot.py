@@ -57,7 +57,7 @@ def test_a_bare_engine_changes_a_running_answer(start_engine: StartEngine) -> No
 def test_slotwise_never_pins_to_a_busy_slot(start_engine: StartEngine) -> None:
     """Eight clients at once; conversations of different lengths, so that the RAM cache is used."""
     engine = start_engine("-np", "4", "-c", "65536", *PINNABLE, *RAM_CACHE)
-    with proxied(engine, queue={"max_running": 4}) as proxy, ThreadPoolExecutor(CLIENTS) as pool:
+    with proxied(engine, max_running=4) as proxy, ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(lambda k: _chat(proxy, k), range(CLIENTS)))
     assert "selected slot by id" in engine.log.read_text(errors="replace")
     assert pins_to_a_busy_slot(engine) == 0
@@ -66,10 +66,10 @@ def test_slotwise_never_pins_to_a_busy_slot(start_engine: StartEngine) -> None:
 def test_eight_clients_get_the_answers_they_would_get_alone(start_engine: StartEngine) -> None:
     """One runs at a time, so that batches do not differ and every text must be the same."""
     engine = start_engine("-np", "4", "-c", "65536", *PINNABLE, *RAM_CACHE)
-    with proxied(engine, queue={"max_running": 1}) as proxy, ThreadPoolExecutor(CLIENTS) as pool:
+    with proxied(engine, max_running=1) as proxy, ThreadPoolExecutor(CLIENTS) as pool:
         together = list(pool.map(lambda k: _chat(proxy, k), range(CLIENTS)))
     fresh = start_engine("-np", "4", "-c", "65536", *PINNABLE, *RAM_CACHE)
-    with proxied(fresh, queue={"max_running": 1}) as proxy:
+    with proxied(fresh, max_running=1) as proxy:
         alone = [_chat(proxy, k) for k in range(CLIENTS)]
     assert together == alone
 

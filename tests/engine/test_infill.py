@@ -26,7 +26,7 @@ from tests.engine.infilling import BY_KEY, infilling
 from tests.engine.talk import (
     NO_RAM_CACHE,
     PINNABLE,
-    TINY_COST,
+    TINY_RATES,
     cached_share,
     events,
     proxied,
@@ -134,7 +134,7 @@ def test_typing_on_stays_on_its_slot_and_is_counted_to_the_token(
     fim_engine: Engine, stream: bool
 ) -> None:
     _, path, engine = fim_engine
-    params, faults = from_mapping({"cost": TINY_COST})
+    params, faults = from_mapping(TINY_RATES)
     assert not faults
     source = Source(partial(read_vocabulary, path), infill=InfillFlags(n_batch=BATCH))
     profile = ServedProfile("p", params=params, tokenizer=source)

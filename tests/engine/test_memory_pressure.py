@@ -27,7 +27,7 @@ from tests.support import Slotwise, wait_until
 GIB = 2**30
 LEAST_GIB = 6.0  # on a smaller machine 2 GiB would be felt by others
 CLIENTS = 8
-POLICY = {"queue": {"max_running": 4}}
+POLICY = {"max_running": 4}
 HARD_FLOOR_GIB = 0.5
 # Takes 256 MiB for every line it is sent, and ends with its input, whatever becomes of the test.
 HOG = """

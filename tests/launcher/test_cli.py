@@ -106,7 +106,7 @@ def test_check_prints_the_launch_line_and_the_windows(tiny: Path) -> None:
 def test_check_tells_the_faults_of_all_profiles_and_ends_with_status_2(tmp_path: Path) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text("name: one\nserver: {model: gone.gguf, parallel: 0, ctx_size: 4096}\n")
-    two.write_text(STUB + "policy: {home: {nope: 1}}\nextra: 1\n")
+    two.write_text(STUB + "policy: {nope: 1}\nextra: 1\n")
     done = _slotwise("check", str(one), str(two), "nosuch")
     assert (done.returncode, done.stdout) == (2, "")
     told = [line.split(": ")[2] for line in done.stderr.splitlines()]
@@ -114,7 +114,7 @@ def test_check_tells_the_faults_of_all_profiles_and_ends_with_status_2(tmp_path:
         "server.parallel",
         "server.model",
         "extra",
-        "policy.home.nope",
+        "policy.nope",
         "no such profile",
     ]
 

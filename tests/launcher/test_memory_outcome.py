@@ -137,8 +137,8 @@ def test_the_gate_learns_what_the_plan_knows(tmp_path: Path) -> None:
         kv_bytes_per_token=65_536,
     )
     served = wiring.served(planned.profile, planned)
-    assert served.params.keep.park_tokens == 64 * 2**20 // 65_536
-    assert served.params.keep.copy_s(65_536) == pytest.approx(65_536 * 65_536 / 8e9)
+    assert served.params.cache_tokens == 64 * 2**20 // 65_536
+    assert served.params.copy_s(65_536) == pytest.approx(65_536 * 65_536 / 8e9)
     main = wiring.role(planned.profile, {"qwen3.8-27b": planned})
     assert (main.order, main.claim_bytes) == (0, planned.plan.load_bytes)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from slotwise.policies.affinity import expected_loss_s
+from slotwise.policies.affinity import Returns, expected_loss_s
 from slotwise.policies.displaced import Displacements
-from slotwise.policies.params import Affinity, Cost
+from slotwise.policies.params import Cost
 from slotwise.policies.park import State
-from slotwise.policies.pauses import Pauses
 from tests.proxy.script import text
 
 
@@ -39,11 +38,10 @@ def test_about_as_many_are_remembered_as_there_are_slots() -> None:
 
 
 def test_rent_is_taken_from_what_a_slot_is_worth_and_no_more() -> None:
-    cost, knobs = Cost(), Affinity()
-    pauses = Pauses.first(knobs)
-    free = expected_loss_s(state("a", 9000), 0, 1.0, pauses, cost, knobs)
+    cost, returns = Cost(), Returns()
+    free = expected_loss_s(state("a", 9000), 0, 1.0, returns, cost)
     owing = State(view=text(("a", 9000)), held=9000, turns=1, rent_s=1.0)
     assert free > 1
-    assert expected_loss_s(owing, 0, 1.0, pauses, cost, knobs) == free - 1.0
+    assert expected_loss_s(owing, 0, 1.0, returns, cost) == free - 1.0
     owing = State(view=text(("a", 9000)), held=9000, turns=1, rent_s=1e6)
-    assert expected_loss_s(owing, 0, 1.0, pauses, cost, knobs) == 0.0
+    assert expected_loss_s(owing, 0, 1.0, returns, cost) == 0.0

@@ -7,30 +7,28 @@ from typing import Any
 
 import pytest
 
-from slotwise.policies.affinity import expected_loss_s
+from slotwise.policies.affinity import Returns, chance_of_return, expected_loss_s
 from slotwise.policies.case import View
 from slotwise.policies.decide import decide
 from slotwise.policies.params import Cost, Params
 from slotwise.policies.park import State
-from slotwise.policies.pauses import Pauses
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Hold, Match, Place, Request, Rule, SlotId, SlotView, WaitingView
 
 # A millisecond a token, so that seconds are easy to foresee.
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))
-PAUSES = Pauses.first(PARAMS.affinity)
 STRANGER = Match(0, False, False, "stranger")
 
 
-def slot(number: int, n: int = 0, read_left_s: float = 0.0, **content: Any) -> SlotView:
-    """An idle slot that holds ``n`` tokens; at work where a prompt is read there."""
+def slot(number: int, n: int = 0, **content: Any) -> SlotView:
+    """An idle slot that holds ``n`` tokens."""
     given = {"turns": 5 if n else 0, "guest": False, "cached": 0, **content}
     idle_s = given.pop("idle_s", 700.0)
     state = State(view=pack(range(1, n + 1)), held=n, **given)
     return SlotView(
         id=SlotId("e", number),
         window=100_000,
-        idle=not read_left_s,
+        idle=True,
         view_len=n,
         held=n,
         tail=0,
@@ -38,7 +36,6 @@ def slot(number: int, n: int = 0, read_left_s: float = 0.0, **content: Any) -> S
         turns=state.turns,
         idle_s=idle_s,
         state=state,
-        read_left_s=read_left_s,
     )
 
 
@@ -92,7 +89,7 @@ def test_a_small_conversation_gives_way_before_one_of_a_hundred_times_its_tokens
 
 def test_a_guest_waits_in_proportion_to_the_loss_where_nothing_is_cheap() -> None:
     live = slot(0, 20_000, idle_s=1.0)
-    lost_s = expected_loss_s(live.state, 0, 1.0, PAUSES, PARAMS.cost, PARAMS.affinity)
+    lost_s = expected_loss_s(live.state, 0, 1.0, Returns(), PARAMS.cost)
     assert seat(live, waited_s=lost_s / 2 - 0.1) is None
     assert seat(live, waited_s=lost_s / 2) == 0
 
@@ -101,19 +98,12 @@ def test_a_conversation_long_unused_is_a_seat_where_there_is_no_other() -> None:
     assert seat(slot(0, 60_000), slot(1, 60_000, idle_s=5.0)) == 0
 
 
-@pytest.mark.parametrize(("left_s", "taken"), [(5.0, 0), (0.01, 2)])
-def test_a_guest_does_not_sit_behind_a_long_prompt(left_s: float, taken: int) -> None:
-    """The engine fills a batch in the order of slots."""
-    reading = slot(1, 50_000, read_left_s=left_s)
-    assert seat(slot(0, 300, **PREAMBLE), reading, slot(2)) == taken
-
-
 def test_what_a_guest_left_is_worth_what_the_next_begins_with() -> None:
     first = State(view=pack(range(1000)), held=1000, guest=True, turns=1)
     asked_again = replace(first, cached=900)
-    at_once = 1 / (1 + 0) * PARAMS.affinity.return_odds / (PARAMS.affinity.return_odds + 1)
+    at_once = chance_of_return(2, 0.0, False, Returns())
     for state, low, high in ((first, 0.1, 0.1), (asked_again, 0.9 * 0.5, 0.9 * at_once + 0.1)):
-        lost_s = expected_loss_s(state, 0, 0.0, PAUSES, PARAMS.cost, PARAMS.affinity)
+        lost_s = expected_loss_s(state, 0, 0.0, Returns(), PARAMS.cost)
         assert low - 1e-9 <= lost_s <= high + 1e-9
-    rest_s = expected_loss_s(asked_again, 900, 0.0, PAUSES, PARAMS.cost, PARAMS.affinity)
+    rest_s = expected_loss_s(asked_again, 900, 0.0, Returns(), PARAMS.cost)
     assert rest_s == pytest.approx(0.1 * 0.1), "what is shared stays"

@@ -90,7 +90,6 @@ def test_a_turn_is_waited_for_only_where_slots_or_the_engine_are_at_work() -> No
     assert regret.waiting_for(Reason.MAX_RUNNING, True) is Obstacle.FAIRNESS
     assert regret.waiting_for(Reason.MAX_RUNNING, False) is Obstacle.BUSY
     assert regret.waiting_for(Reason.HOME_BUSY, True) is Obstacle.BUSY
-    assert regret.waiting_for(Reason.SESSION_CAP, True) is Obstacle.CAP
 
 
 @pytest.mark.parametrize(

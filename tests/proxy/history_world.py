@@ -28,7 +28,7 @@ from tests.proxy.script import params
 
 OFFSET_S = 1000.0
 # A second passes with every event: no request waits for more conversations to end.
-_AT_ONCE: dict[str, Any] = {"keep": {"enabled": False}, "cap": {"enabled": False}}
+_AT_ONCE: dict[str, Any] = {"keep": False}
 Part = tuple[str, Sequence[int]]  # the name of a section, its token ids
 
 
@@ -164,4 +164,4 @@ FIRST: list[Part] = [TOOLS, SYSTEM, USER]
 SECOND: list[Part] = [*FIRST, ("assistant", ANSWER), ("user", ids("more", 30))]
 N = 350  # tokens of FIRST
 # the least recently used slot takes whatever comes
-BLIND: dict[str, Any] = {name: {"enabled": False} for name in ("home", "guest", "affinity")}
+BLIND: dict[str, Any] = dict.fromkeys(("home", "guest", "affinity"), False)

@@ -69,17 +69,6 @@ def beside_live_conversations() -> list[Step]:
     ]
 
 
-def behind_another_guest() -> list[Step]:
-    """A title job runs, the other slot holds a conversation; a second one comes."""
-    return [
-        *served(0, turn("a", "x", 5000)),
-        *served(1, turn("a2", "x", 5200, 2)),
-        (2, arrived("t1", text(("t1", 200)))),
-        (3, arrived("t2", text(("t2", 200)))),
-        (5, Tick()),
-    ]
-
-
 def back_from_the_ram_cache() -> list[Step]:
     """x lost its slot and is in the RAM cache; it comes back while a long prompt is read."""
     return [
@@ -122,37 +111,11 @@ def tools_after_an_answer() -> list[Step]:
     ]
 
 
-def after_quick_turns() -> list[Step]:
-    """x comes back every second, then stays away for 40 s; y was here just now."""
-    quick = [step for k in range(2, 60) for step in served(k, turn(f"x{k}", "x", 20_000 + k, k))]
-    return [
-        *served(0, turn("y", "y", 8000)),
-        *quick,
-        *served(100, turn("y2", "y", 8100, 2)),
-        (100.5, turn("n", "z", 4000)),
-    ]
-
-
 def two_in_turn_beside_a_chat() -> list[Step]:
     """A chat that is never heard of again, and two prompts in turn."""
     kinds = [text((f"kind{k % 2}", 2900), (f"q{k}", 100)) for k in range(8)]
     calls = [served(1 + k, arrived(f"q{k}", kind)) for k, kind in enumerate(kinds)]
     return [*served(0, turn("chat", "x", 9000)), *[step for call in calls for step in call]]
-
-
-def sharing_a_head() -> list[Step]:
-    """n shares x's head and nothing else, and a slot is empty."""
-    head = text(("x", 5000), ("n", 300))
-    return [
-        *served(0, turn("a", "x", 5000, first_user_end=5000)),
-        *served(1, turn("a2", "x", 5300, 2, first_user_end=5000)),
-        (2, RequestArrived(replace(arrived("n", head, 5300).request, session="n"))),
-    ]
-
-
-def beside_a_long_prompt() -> list[Step]:
-    """Only the slot in the middle is large enough for x; n fits on both sides of it."""
-    return [(0, turn("x", "x", 50_000)), (1, turn("n", "n", 2500))]
 
 
 def before_a_small_window() -> list[Step]:
@@ -173,17 +136,6 @@ def an_owner_behind_a_newcomer() -> list[Step]:
     ]
 
 
-def the_older_asks_later() -> list[Step]:
-    return [
-        *served(0, turn("old", "o", 3000, session="o")),
-        *served(1, turn("young", "y", 3000, session="y")),
-        (2, turn("busy", "b", 30_000, session="b")),
-        (3, turn("young2", "y", 3200, 2, session="y")),
-        (4, turn("old2", "o", 3200, 2, session="o")),
-        (9, ended("busy", 30_000)),
-    ]
-
-
 def one_key_had_more() -> list[Step]:
     return [
         *served(0, turn("had", "b", 50_000, key="ann")),
@@ -200,15 +152,6 @@ def a_side_job_beside_a_prompt() -> list[Step]:
 
 def a_newcomer_between_turns() -> list[Step]:
     return [*beside_live_conversations()[:-1], (4, turn("n", "z", 4000))]
-
-
-def a_third_conversation() -> list[Step]:
-    return [
-        (0, turn("a", "x", 3000)),
-        *served(1, turn("b", "y", 3000)),
-        *served(2, turn("b2", "y", 3200, 2)),
-        (3, turn("n", "z", 4000)),
-    ]
 
 
 def two_long_prompts() -> list[Step]:

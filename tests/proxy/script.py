@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from slotwise.policies.params import Cost, Params, Queue, from_mapping
+from slotwise.policies.params import Cost, Params
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Request
 from slotwise.proxy.core.actions import Action, Dispatch, WakeAt
@@ -26,17 +26,13 @@ from slotwise.proxy.core.scheduler import Scheduler
 # One millisecond a token and nothing else, so that seconds in a test are easy to foresee.
 PLAIN_COST = Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0, decode_s=0.01, expected_output=10)
 # The same where answers are expected to take long: whoever comes later stands in a long line.
-LONG_ANSWERS = asdict(replace(PLAIN_COST, expected_output=100_000))
+LONG_ANSWERS = replace(PLAIN_COST, expected_output=100_000)
 HEAD = ("head", 1000)  # a client's system text and tools
 
 
-def params(**sections: dict[str, Any]) -> Params:
-    """Parameters with plain costs and room to run; sections as in a profile's ``policy``."""
-    found, faults = from_mapping(sections)
-    assert not faults, faults
-    cost = found.cost if "cost" in sections else PLAIN_COST
-    queue = found.queue if "queue" in sections else Queue(max_running=8)
-    return replace(found, cost=cost, queue=queue)
+def params(**policy: Any) -> Params:
+    """Parameters with plain costs and room to run, and what ``policy`` says."""
+    return replace(Params(max_running=8, cost=PLAIN_COST), **policy)
 
 
 def scheduler(
@@ -44,10 +40,10 @@ def scheduler(
     window: int | Sequence[int] = 100_000,
     pool: int | None = None,
     pins: bool = True,
-    **sections: dict[str, Any],
+    **policy: Any,
 ) -> Scheduler:
     """A scheduler with one profile ``p`` and one ready engine ``e``."""
-    s = Scheduler({"p": params(**sections)})
+    s = Scheduler({"p": params(**policy)})
     windows = (window,) * slots if isinstance(window, int) else tuple(window)
     s.handle(EngineReady("e", "p", windows, pool, pins), 0.0)
     return s

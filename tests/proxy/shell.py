@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from slotwise.policies.params import Params, Queue
+from slotwise.policies.params import Params
 from slotwise.proxy.api.app import create_app
 from slotwise.proxy.core.actions import Action, Dispatch
 from slotwise.proxy.core.events import Event, RequestFailed, RequestFinished
@@ -64,7 +64,7 @@ class Proxy:
 
 
 def queue(**changes: Any) -> Params:
-    return Params(queue=replace(Queue(max_running=4), **changes))
+    return replace(Params(max_running=4), **changes)
 
 
 @contextlib.asynccontextmanager

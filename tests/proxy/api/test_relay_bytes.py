@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from slotwise.policies.params import Window
+from slotwise.policies.admission import MARGIN
 from slotwise.proxy.core.actions import Dispatch
 from slotwise.proxy.core.events import RequestFinished
 from tests.proxy.shell import CHAT, LONG, chat, proxy, streaming
@@ -130,7 +130,7 @@ def test_a_limit_beyond_the_window_is_cut_and_the_client_is_told(stub: StubServe
             n = int(response.headers["x-slotwise-prompt-tokens"])
             (dispatch,) = p.journal.actions(Dispatch)
             assert cut == f"100000 -> {dispatch.max_tokens}"
-            assert dispatch.max_tokens == 8192 - n - Window().margin
+            assert dispatch.max_tokens == 8192 - n - MARGIN
             assert stub.requests()[-1]["body"]["max_tokens"] == dispatch.max_tokens
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.policies.params import Params, Queue
+from slotwise.policies.params import Params
 from slotwise.proxy.chat.normalize import Normalize
 from slotwise.proxy.core.actions import Dispatch
 from slotwise.proxy.core.events import RequestArrived
@@ -106,7 +106,7 @@ def test_a_side_job_sits_apart_from_the_conversation(stub: StubServer, job_first
     stub.configure(stall_after_tokens=1)  # so that the first is at work when the other is placed
 
     async def run() -> None:
-        async with proxy(stub.url, params=Params(queue=Queue(max_running=2))) as p:
+        async with proxy(stub.url, params=Params(max_running=2)) as p:
             title = {
                 "messages": [{"role": "user", "content": "### Task:\nGenerate a concise title"}],
                 "max_tokens": 4,

@@ -73,7 +73,7 @@ def test_a_request_waits_for_an_engine_that_loads(stub: StubServer) -> None:
 
 def test_the_wait_for_an_engine_ends_with_a_503() -> None:
     async def run() -> None:
-        params = queue(queue_timeout_s=0.1)
+        params = queue(max_wait_s=0.05)
         async with proxy("", up=False, params=params) as p:
             response = await p.client.post(CHAT, json=chat())
             assert response.status_code == 503

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from slotwise.launcher import status as terminal
 from slotwise.policies.admission import Limits
-from slotwise.policies.params import Params, Queue
+from slotwise.policies.params import Params
 from slotwise.proxy.core.memory_gate import MemoryRules
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.memory.watch import MemoryWatch
@@ -24,7 +24,7 @@ from tests.scripted_meminfo import GIB, ScriptedMeminfo, zones
 from tests.support import StubServer, wait_until
 
 SLOTS = range(4)
-TWO_RUN = Params(queue=Queue(max_running=2))
+TWO_RUN = Params(max_running=2)
 
 
 def in_terminal(url: str) -> str:

@@ -7,7 +7,7 @@ from tests.proxy.script import dispatches, finished, in_session, scheduler, serv
 
 
 def test_with_and_without_tools_in_turn_both_are_kept() -> None:
-    s = scheduler(slots=3, cap={"enabled": False}, keep={"enabled": False})
+    s = scheduler(slots=3, keep=False)
     plain = ("plain", 100), ("c", 3000)
     tools = ("tools", 800), ("c", 3000)
     first = serve(s, in_session("a1", "a", *plain), 0)
@@ -22,7 +22,7 @@ def test_with_and_without_tools_in_turn_both_are_kept() -> None:
 
 
 def test_where_all_slots_are_taken_its_own_is_the_cheapest() -> None:
-    s = scheduler(slots=2, cap={"enabled": False}, keep={"enabled": False})
+    s = scheduler(slots=2, keep=False)
     serve(s, in_session("o1", "o", ("other", 100), ("o", 3000), turns=2), 0)
     own = serve(s, in_session("a1", "a", ("clock1", 100), ("c", 3000), turns=2), 1)
     again = in_session("a2", "a", ("clock2", 100), ("c", 3000), turns=2)

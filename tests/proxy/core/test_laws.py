@@ -30,11 +30,13 @@ from tests.proxy.model_engine import ModelEngine
 from tests.proxy.script import params, text
 
 SLOTS = 3
-QUEUE = {"max_running": 2, "max_waiting": 6, "queue_timeout_s": 30, "request_timeout_s": 90}
 SMALL = {
-    "queue": QUEUE,
-    "home": {"chunk_tokens": 16, "home_max_wait_s": 20},
-    "guest": {"guest_max_tokens": 60, "guest_max_wait_s": 20},
+    "max_running": 2,
+    "max_waiting": 6,
+    "max_wait_s": 15,
+    "request_timeout_s": 90,
+    "chunk_tokens": 16,
+    "guest_max_tokens": 60,
 }
 
 
@@ -75,7 +77,7 @@ class World:
         self.ended.add(id)
 
     def check(self) -> None:
-        assert len(self.running) <= QUEUE["max_running"]
+        assert len(self.running) <= SMALL["max_running"]
         assert {w.id for w in self.scheduler.waiting(self.now)} == set(self.waiting)
         if not self.up:
             return
@@ -246,7 +248,7 @@ def the_laws_hold(script: list[Step | str]) -> None:
     """No dispatch to a slot not shown idle, one end each, mirrors never claim too much (checked
     at every step), and at last every request is answered within its bound."""
     world = play(script)
-    world.later(QUEUE["request_timeout_s"] + 1)
+    world.later(SMALL["request_timeout_s"] + 1)
     assert not world.waiting, "somebody waits beyond every bound"
     for id in list(world.running):
         world.fail(sorted(world.running).index(id), Failure.TIMEOUT, True)

@@ -46,7 +46,7 @@ def test_a_prompt_read_alone_is_learned_from() -> None:
 
 
 def test_two_prompts_read_together_tell_nothing_of_one() -> None:
-    s = scheduler(cold={"enabled": False})
+    s = scheduler(cold=False)
     begin(s, "a", 0)
     begin(s, "b", 1)
     learn(s, "a", 5, prefill_s=TOLD_S)
@@ -63,43 +63,6 @@ def test_a_prompt_beside_an_answer_is_learned_from() -> None:
     assert prefill_s(costs(s), 0, 1000) > 1.5
 
 
-def test_an_answer_tells_of_a_step_for_as_many_as_ran() -> None:
-    """Alone a token takes 20 ms, two at a time 60 ms each."""
-    s = scheduler(order={"enabled": False})
-    now = 0.0
-    for k in range(40):
-        begin(s, f"a{k}", now)
-        read(s, f"a{k}", now + 1)
-        if k % 2:
-            begin(s, f"b{k}", now + 1)
-            read(s, f"b{k}", now + 2)
-            learn(s, f"a{k}", now + 8, decode_s=7.0)  # one second of it is b's prompt
-            learn(s, f"b{k}", now + 8)
-        else:
-            learn(s, f"a{k}", now + 3, decode_s=2.0)
-        now += 100
-    assert step_s(costs(s), 1) == pytest.approx(0.020, rel=0.1)
-    assert step_s(costs(s), 2) == pytest.approx(0.060, rel=0.1)
-
-
-def test_what_a_prompt_beside_it_took_is_not_the_answers() -> None:
-    """Two seconds of generation, half a second of them another's prompt."""
-    first = {"prefill_c_s": 0, "prefill_a_s": 5e-4, "prefill_b_s": 0, "decode_s": 0.015}
-    s = scheduler(cost={**first, "decode_more_s": 0})
-    begin(s, "a", 0)
-    read(s, "a", 1)
-    begin(s, "b", 2)
-    learn(s, "a", 3, decode_s=2.0)
-    assert step_s(costs(s), 1) == pytest.approx(0.015, rel=0.01)
-
-
-def test_switched_off_nothing_is_learned() -> None:
-    s = scheduler(cost={"fit": False})
-    begin(s, "a", 0)
-    learn(s, "a", 5, prefill_s=TOLD_S, decode_s=50.0)
-    assert costs(s) == Cost(fit=False)
-
-
 def test_an_engine_that_does_not_say_changes_nothing() -> None:
     s = scheduler()
     begin(s, "a", 0)
@@ -108,7 +71,7 @@ def test_an_engine_that_does_not_say_changes_nothing() -> None:
 
 
 def test_how_long_answers_are_is_learned_where_no_limit_is_named() -> None:
-    s = scheduler(cost={"expected_output": 512})
+    s = scheduler(cost=Cost())
     for k in range(40):
         begin(s, f"a{k}", 10 * k)
         s.handle(finished(f"a{k}", 1000, None, 100), 10 * k + 5)
@@ -127,3 +90,30 @@ def test_a_new_engine_of_the_profile_is_taken_to_be_as_fast() -> None:
     s.handle(EngineLost("e", "exited"), 6)
     s.handle(EngineReady("e", "p", (100_000,), None, True), 7)
     assert costs(s) == known
+
+
+def test_an_answer_tells_of_a_step_for_as_many_as_ran() -> None:
+    """Two at a time, each token takes as long for both as the first values have it."""
+    s = scheduler(order=False, cost=replace(PLAIN_COST, decode_s=0.02, decode_more_s=0.04))
+    now = 0.0
+    for k in range(40):
+        begin(s, f"a{k}", now)
+        read(s, f"a{k}", now + 1)
+        begin(s, f"b{k}", now + 1)
+        read(s, f"b{k}", now + 2)
+        learn(s, f"a{k}", now + 8, decode_s=7.0)  # one second of it is b's prompt
+        learn(s, f"b{k}", now + 8, decode_s=6.0)
+        now += 100
+    assert step_s(costs(s), 1) == pytest.approx(0.020, rel=0.1)
+    assert step_s(costs(s), 2) == pytest.approx(0.060, rel=0.1)
+
+
+def test_what_a_prompt_beside_it_took_is_not_the_answers() -> None:
+    """Two seconds of generation, half a second of them another's prompt."""
+    first = Cost(0, 5e-4, 0, 0.015, 0, 10)
+    s = scheduler(cost=first)
+    begin(s, "a", 0)
+    read(s, "a", 1)
+    begin(s, "b", 2)
+    learn(s, "a", 3, decode_s=2.0)
+    assert step_s(costs(s), 1) == pytest.approx(0.015, rel=0.01)

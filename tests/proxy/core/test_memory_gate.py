@@ -90,7 +90,7 @@ def test_without_rules_nothing_waits_for_memory() -> None:
 
 def test_promises_count_until_the_growth_is_in_a_sample() -> None:
     """Five requests of 700 MiB each: of 2 GiB above the floor two are promised, the others wait."""
-    w = World(CHECKPOINTS, profile=params(cold={"enabled": False}), slots=8)
+    w = World(CHECKPOINTS, profile=params(cold=False), slots=8)
     w.sample(17)
     started = [id for n in range(5) for id in w.arrive(f"r{n}", 30_000)]
     assert started == ["r0", "r1"]
@@ -131,7 +131,7 @@ def test_a_wait_for_memory_has_its_bound_and_its_own_code(stream: bool, after_s:
 
 def test_nobody_is_overtaken_for_memory_without_end() -> None:
     """A big one waits; small ones pass it, but not for ever: what runs then makes room for it."""
-    w = World(CHECKPOINTS, profile=params(cold={"enabled": False}), slots=8)
+    w = World(CHECKPOINTS, profile=params(cold=False), slots=8)
     w.sample(16)
     assert w.arrive("runs", 2000) == ["runs"]
     assert w.arrive("big", 90_000) == []
@@ -148,7 +148,7 @@ def test_nobody_is_overtaken_for_memory_without_end() -> None:
 def test_alone_a_request_is_admitted_by_the_declared_peak() -> None:
     """Its own estimate says 1.5 GiB, but the engine was declared to grow by 0.5 at most."""
     declared = Growth(100 * MIB, scratch_bytes=0, most_bytes=GIB // 2)
-    w = World(declared, profile=params(cold={"enabled": False}))
+    w = World(declared, profile=params(cold=False))
     w.sample(15.6)
     assert w.arrive("alone", 90_000) == ["alone"]
     assert w.arrive("second", 90_000) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from slotwise.proxy.core.actions import Action, Dispatch
 from slotwise.proxy.core.events import (
@@ -15,19 +16,15 @@ from slotwise.proxy.core.events import (
 from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.script import arrived, dispatches, finished, params, scheduler, serve, text
 
-OFF = {"enabled": False}
-
 
 def in_session(id: str, session: str, *parts: tuple[str, int], turns: int = 2) -> RequestArrived:
     request = arrived(id, text(*parts), parts[0][1], turns).request
     return RequestArrived(replace(request, session=session))
 
 
-def parked(**keep: object) -> Scheduler:
+def parked(**policy: Any) -> Scheduler:
     """One slot, a RAM cache, and two conversations that took turns on it: a's is parked."""
-    off = {"enabled": False}
-    keeps = {"enabled": False, "park_tokens": 20_000} | keep
-    s = scheduler(slots=1, guest=off, cap=off, keep=keeps)
+    s = scheduler(slots=1, guest=False, keep=False, **{"cache_tokens": 20_000, **policy})
     for name, now in (("a", 0), ("b", 10)):
         serve(s, in_session(f"{name}1", name, (name, 3000)), now)
     return s
@@ -46,13 +43,12 @@ def test_a_conversation_that_lost_its_slot_is_expected_back_from_the_ram_cache()
 
 
 def test_the_ram_cache_is_not_counted_on_where_that_is_off_or_there_is_none() -> None:
-    assert expected_of(parked(park=False).handle(next_of_a(), 20)) == 0
-    assert expected_of(parked(park_tokens=0).handle(next_of_a(), 20)) == 0
+    assert expected_of(parked(ram_cache=False).handle(next_of_a(), 20)) == 0
+    assert expected_of(parked(cache_tokens=0).handle(next_of_a(), 20)) == 0
 
 
 def test_what_the_ram_cache_brings_back_is_no_cold_prefill() -> None:
-    off = {"enabled": False}
-    s = scheduler(slots=2, guest=off, cap=off, keep={"enabled": False, "park_tokens": 50_000})
+    s = scheduler(slots=2, guest=False, keep=False, cache_tokens=50_000)
     for name, now in (("a", 0), ("b", 1), ("c", 2)):
         serve(s, in_session(f"{name}1", name, (name, 9000)), now)
     s.handle(in_session("d1", "d", ("d", 9000)), 3)  # is being read
@@ -89,7 +85,7 @@ def test_until_the_engine_reports_a_slot_claims_no_more_than_is_sure() -> None:
 
 def test_what_a_ram_cache_has_is_no_guest_however_short() -> None:
     """It comes back to its copy by cost, not to the seat that costs others least."""
-    s = scheduler(slots=1, cap={"enabled": False}, keep={"enabled": False, "park_tokens": 20_000})
+    s = scheduler(slots=1, keep=False, cache_tokens=20_000)
     big, short = ("big", 12_000), ("short", 600)
     serve(s, in_session("a1", "a", short, turns=1), 0)
     serve(s, in_session("b1", "b", big, turns=1), 10)
@@ -103,8 +99,7 @@ def test_what_a_ram_cache_has_is_no_guest_however_short() -> None:
 
 def filled(empties: bool) -> Scheduler:
     """One slot, and a RAM cache that has x and no room for y, who has the slot."""
-    keeps = {"enabled": False, "park_tokens": 20_000}
-    s = Scheduler({"p": params(guest=OFF, cap=OFF, keep=keeps)})
+    s = Scheduler({"p": params(guest=False, keep=False, cache_tokens=20_000)})
     s.handle(EngineReady("e", "p", (100_000,), None, True, empties=empties), 0.0)
     for name, now in (("x", 0), ("y", 10)):
         serve(s, in_session(f"{name}1", name, (name, 12_000)), now)

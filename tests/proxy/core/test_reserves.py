@@ -119,7 +119,7 @@ def test_the_promises_equal_the_running_requests_unspent_needs_whatever_happens(
     """Arrivals, progress, samples, ends of every kind, at random: nothing is lost or left over."""
     draw = random.Random(11)
     for _ in range(8):
-        w = World(GROWTH, slots=6, profile=params(cold={"enabled": False}))
+        w = World(GROWTH, slots=6, profile=params(cold=False))
         w.sample(100)
         lengths: dict[str, int] = {}
         for n in range(80):

@@ -38,7 +38,7 @@ def test_an_engine_that_does_not_keep_pins_is_served_without_them() -> None:
 
 
 def test_the_snapshot_is_plain_data_without_prompts() -> None:
-    s = scheduler(slots=2, queue={"max_running": 1})
+    s = scheduler(slots=2, max_running=1)
     s.handle(turn("a", "a", 1), 0)
     s.handle(turn("b", "b", 1), 1)
     found = json.loads(json.dumps(s.snapshot(3)))

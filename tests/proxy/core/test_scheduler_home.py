@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slotwise.policies.params import Cost
 from slotwise.policies.types import Reason
 from slotwise.proxy.core.actions import AskSlots, Dispatch
 from tests.proxy.script import (
@@ -67,8 +68,8 @@ def test_a_busy_home_is_left_when_elsewhere_is_sooner() -> None:
 
 
 def test_a_home_at_work_for_long_is_left_after_the_patience() -> None:
-    long_run = {"prefill_c_s": 0, "prefill_a_s": 0.001, "prefill_b_s": 0, "decode_s": 0.1}
-    s = scheduler(slots=2, cost={**long_run, "expected_output": 100_000})
+    long_run = Cost(0, 1e-3, 0, 0.1, expected_output=100_000)
+    s = scheduler(slots=2, cost=long_run)
     home = serve(s, turn("a1", "a", 1), 0)
     s.handle(arrived("a2", text(*chat("a", 2)), 1200, 2, max_tokens=50_000), 10)
     s.handle(turn("a3", "a", 3), 10)
@@ -76,7 +77,7 @@ def test_a_home_at_work_for_long_is_left_after_the_patience() -> None:
     assert dispatches(tick(s, 11.51)) == [("a3", 1 - home, "new")]
 
 
-FAST = {"prefill_c_s": 0, "prefill_a_s": 3e-5, "prefill_b_s": 0, "decode_s": 5e-4}
+FAST = Cost(0, 3e-5, 0, 5e-4)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -94,15 +95,8 @@ def test_a_retry_finds_what_was_given_up_at_its_home_as_soon_as_that_is_shown_id
     assert placed == [("again", home, "home")]
 
 
-def test_patience_can_be_switched_off() -> None:
-    s = scheduler(slots=2, home={"patience": False})
-    home = serve(s, turn("a1", "a", 1), 0)
-    s.handle(turn("a2", "a", 2), 10)
-    assert dispatches(s.handle(turn("a3", "a", 3), 10)) == [("a3", 1 - home, "new")]
-
-
 def test_the_home_rule_can_be_switched_off() -> None:
-    s = scheduler(slots=2, home={"enabled": False})
+    s = scheduler(slots=2, home=False)
     home = serve(s, turn("a1", "a", 1), 0)
     assert dispatches(s.handle(turn("a2", "a", 2), 10)) == [("a2", home, "affinity")]
 
@@ -126,8 +120,8 @@ def test_a_second_copy_of_a_running_request_waits_behind_the_first() -> None:
 
 
 def test_the_same_prompt_of_another_key_may_go_elsewhere() -> None:
-    long_run = {"prefill_c_s": 0, "prefill_a_s": 0.001, "prefill_b_s": 0, "decode_s": 1}
-    s = scheduler(slots=2, cost={**long_run, "expected_output": 1000})
+    long_run = Cost(0, 1e-3, 0, 1.0, expected_output=1000)
+    s = scheduler(slots=2, cost=long_run)
     [(_, first, _)] = dispatches(s.handle(turn("r", "a", 1), 0))
     s.handle(turn("other", "a", 1, key="someone else"), 0.1)
     assert dispatches(tick(s, 1.4)) == [("other", 1 - first, "new")]
@@ -162,13 +156,6 @@ def test_tokens_tell_more_than_the_session() -> None:
     assert old != branch
     moved = in_session("b2", "s1", ("head", 50), ("b", 3000), ("b2", 100))
     assert dispatches(s.handle(moved, 2)) == [("b2", branch, "home")]
-
-
-def test_the_session_rule_can_be_switched_off() -> None:
-    s = scheduler(slots=2, home={"by_session": False})
-    home = serve(s, in_session("a1", "s1", ("10:31", 50), ("a", 3000)), 0)
-    changed = in_session("a2", "s1", ("10:32", 50), ("a", 3000), ("a2", 100))
-    assert dispatches(s.handle(changed, 2)) == [("a2", 1 - home, "new")]
 
 
 def test_a_raw_prompt_continues_only_what_it_nearly_repeats() -> None:

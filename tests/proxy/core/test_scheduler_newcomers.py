@@ -25,22 +25,15 @@ def test_a_newcomer_beside_a_long_conversation_reads_its_head_on_an_empty_slot()
 
 
 def test_a_newcomer_displaces_what_is_least_likely_to_be_missed() -> None:
-    s = scheduler(slots=2, guest={"enabled": False})
+    s = scheduler(slots=2, guest=False)
     stale = resident(s, "a", 0)
     resident(s, "b", 900)
     newcomer = arrived("c", text(("c", 3000)), 3000)
     assert dispatches(s.handle(newcomer, 1000)) == [("c", stale, "affinity")]
 
 
-def test_without_destruction_the_longest_prefix_wins() -> None:
-    s = scheduler(slots=2, affinity={"destruction": 0, "protect_live": False})
-    long = serve(s, arrived("a", text(("head", 8000), ("a", 32_000)), 9000, turns=9), 0)
-    newcomer = arrived("b", text(("head", 8000), ("b", 1000)), 9000)
-    assert dispatches(s.handle(newcomer, 1)) == [("b", long, "affinity")]
-
-
 def test_without_affinity_the_least_recently_used_slot_is_taken() -> None:
-    s = scheduler(slots=2, affinity={"enabled": False}, guest={"enabled": False})
+    s = scheduler(slots=2, affinity=False, guest=False)
     resident(s, "b", 0, n=30_000)
     second = resident(s, "a", 5)
     resident(s, "b", 10, n=30_000)

@@ -20,7 +20,7 @@ from tests.proxy.script import (
 
 
 def test_no_more_run_than_the_profile_allows() -> None:
-    s = scheduler(slots=4, queue={"max_running": 2})
+    s = scheduler(slots=4, max_running=2)
     for k in range(3):
         s.handle(arrived(f"r{k}", text((f"r{k}", 100))), k)
     waiting = s.waiting(3)
@@ -29,7 +29,7 @@ def test_no_more_run_than_the_profile_allows() -> None:
 
 
 def test_who_still_owns_a_slot_goes_before_a_newcomer() -> None:
-    s = scheduler(slots=2, queue={"max_running": 1}, cost=LONG_ANSWERS)
+    s = scheduler(slots=2, max_running=1, cost=LONG_ANSWERS)
     home = serve(s, of(turn("a2", "a", 2), session="a"), 0)
     s.handle(of(turn("x", "x", 1), session="x"), 1)
     s.handle(of(turn("new", "n", 1), session="n"), 2)
@@ -38,7 +38,7 @@ def test_who_still_owns_a_slot_goes_before_a_newcomer() -> None:
 
 
 def test_where_all_that_lives_stays_warm_whoever_came_first_goes_first() -> None:
-    s = scheduler(slots=6, queue={"max_running": 1}, cost=LONG_ANSWERS)
+    s = scheduler(slots=6, max_running=1, cost=LONG_ANSWERS)
     serve(s, of(turn("a2", "a", 2), session="a"), 0)
     s.handle(of(turn("x", "x", 1), session="x"), 1)
     s.handle(of(turn("new", "n", 1), session="n"), 2)
@@ -47,7 +47,7 @@ def test_where_all_that_lives_stays_warm_whoever_came_first_goes_first() -> None
 
 
 def test_nobody_waits_longer_than_in_a_plain_line_and_for_its_own_read() -> None:
-    s = scheduler(slots=2, queue={"max_running": 1})
+    s = scheduler(slots=2, max_running=1)
     serve(s, of(turn("a2", "a", 2), session="a"), 0)
     s.handle(of(turn("x", "x", 1), session="x"), 1)  # 1,200 tokens, 1.2 s and the answer
     s.handle(of(turn("new", "n", 1), session="n"), 1.5)
@@ -59,7 +59,7 @@ def test_nobody_waits_longer_than_in_a_plain_line_and_for_its_own_read() -> None
 
 
 def test_nobody_is_overtaken_for_ever() -> None:
-    s = scheduler(slots=2, queue={"max_running": 1})
+    s = scheduler(slots=2, max_running=1)
     serve(s, turn("a2", "a", 2), 0)
     s.handle(turn("x", "x", 1), 1)
     s.handle(turn("new", "n", 1), 2)
@@ -68,7 +68,7 @@ def test_nobody_is_overtaken_for_ever() -> None:
 
 
 def test_order_can_be_switched_off() -> None:
-    s = scheduler(slots=2, queue={"max_running": 1}, order={"enabled": False})
+    s = scheduler(slots=2, max_running=1, order=False)
     serve(s, turn("a2", "a", 2), 0)
     s.handle(turn("x", "x", 1), 1)
     s.handle(turn("new", "n", 1), 2)
@@ -78,19 +78,19 @@ def test_order_can_be_switched_off() -> None:
 
 def test_a_full_queue_refuses_with_503_and_a_full_key_with_429() -> None:
     """Field report R53: within the limit requests wait, beyond it they are told so at once."""
-    queue = {"max_running": 1, "max_waiting": 3, "max_waiting_per_key": 2}
-    s = scheduler(slots=1, queue=queue)
+    s = scheduler(slots=1, max_running=1, max_waiting=8)
     answers = {}
-    for k, key in enumerate(["a", "a", "a", "a", "b", "b"]):
+    for k, key in enumerate("aaaabbbcccdde"):
         for action in s.handle(arrived(f"r{k}", text((f"r{k}", 50)), key=key), 0):
             if isinstance(action, Refuse):
                 answers[action.id] = (action.status, action.code, action.retry_after_s)
-    assert answers == {"r3": (429, "rate_limit_exceeded", 5), "r5": (503, "queue_full", 5)}
+    full_key = (429, "rate_limit_exceeded", 5)
+    full = (503, "queue_full", 5)
+    assert answers == {"r3": full_key, "r6": full_key, "r9": full_key, "r12": full}
 
 
 def test_every_wait_ends_at_its_bound() -> None:
-    queue = {"max_running": 1, "queue_timeout_s": 10, "request_timeout_s": 100}
-    s = scheduler(slots=1, queue=queue)
+    s = scheduler(slots=1, max_running=1, max_wait_s=5, request_timeout_s=100)
     s.handle(arrived("run", text(("run", 50))), 0)
     s.handle(arrived("plain", text(("plain", 50)), stream=False), 0)
     s.handle(arrived("stream", text(("stream", 50)), stream=True), 0)

@@ -18,7 +18,7 @@ def test_a_prompt_longer_than_every_window_is_refused_with_both_numbers() -> Non
 
 
 def test_the_prompt_and_its_room_choose_the_window() -> None:
-    s = scheduler(window=(4096, 4096, 16_384), cold={"enabled": False})
+    s = scheduler(window=(4096, 4096, 16_384), cold=False)
     small = arrived("a", text(("a", 3500)), max_tokens=2000)
     assert dispatches(s.handle(small, 0)) == [("a", 2, "new")]
     assert dispatches(s.handle(arrived("b", text(("b", 2500)), max_tokens=500), 1)) == [
@@ -61,7 +61,7 @@ def test_a_unified_pool_is_never_promised_twice() -> None:
 
 
 def test_idle_slots_that_a_unified_pool_may_have_emptied_are_not_believed() -> None:
-    s = scheduler(slots=2, window=10_000, pool=10_000, guest={"enabled": False})
+    s = scheduler(slots=2, window=10_000, pool=10_000, guest=False)
     first = serve(s, arrived("a", text(("a", 6000)), 3000, turns=2), 0)
     s.handle(arrived("b", text(("b", 6000)), 3000, turns=2), 1)
     assert s.slots()[first].resident == 0

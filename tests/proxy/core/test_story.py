@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from slotwise.policies.order import Promotion
+from slotwise.policies.params import Cost
 from slotwise.policies.regret import Obstacle
 from slotwise.policies.types import SIDE_JOB
 from slotwise.proxy.core.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
@@ -24,9 +26,6 @@ from tests.proxy.script import (
     text,
     tick,
 )
-
-ONE_AT_A_TIME = {"max_running": 1}
-NO_ORDER = {"enabled": False}
 
 
 def turn(id: str, session: str, n: int, turns: int = 1, key: str = "k") -> RequestArrived:
@@ -58,7 +57,7 @@ def test_a_request_that_is_placed_at_once_lost_nothing() -> None:
 
 
 def test_the_wait_counts_by_what_was_waited_for() -> None:
-    s = scheduler(queue=ONE_AT_A_TIME)
+    s = scheduler(max_running=1)
     s.handle(turn("a", "a", 3000), 0)
     s.handle(turn("b", "b", 3000), 2)
     assert lost(s.handle(finished("a"), 9), "b") == {Obstacle.BUSY: 7}
@@ -66,7 +65,7 @@ def test_the_wait_counts_by_what_was_waited_for() -> None:
 
 def test_a_wait_behind_one_that_came_later_is_fairness() -> None:
     """b waits for a from 1 to 5; then c, of the older conversation, goes first and runs 4 s."""
-    s = scheduler(slots=3, queue=ONE_AT_A_TIME)
+    s = scheduler(slots=3, max_running=1)
     serve(s, turn("c0", "c", 3000), 0)
     s.handle(turn("a", "a", 3000), 0.5)
     s.handle(turn("b", "b", 3000), 1)
@@ -76,7 +75,7 @@ def test_a_wait_behind_one_that_came_later_is_fairness() -> None:
 
 
 def test_giving_a_busy_home_up_counts_the_wait_and_the_dearer_slot() -> None:
-    long_answers = {"prefill_c_s": 0, "prefill_a_s": 1e-3, "prefill_b_s": 0, "decode_s": 0.1}
+    long_answers = Cost(0, 1e-3, 0, 0.1)
     s = scheduler(slots=2, cost=long_answers)
     s.handle(turn("a", "a", 5000), 0)
     s.handle(RequestProgressed("a", 5000, 0), 1)
@@ -109,7 +108,7 @@ def test_a_request_that_waited_for_its_home_and_got_it_is_counted_so() -> None:
 
 
 def test_a_request_that_never_waited_for_a_home_is_not_counted() -> None:
-    s = scheduler(queue=ONE_AT_A_TIME)
+    s = scheduler(max_running=1)
     s.handle(turn("a", "a", 3000), 0)
     s.handle(turn("b", "b", 3000), 1)
     assert dispatched(s.handle(finished("a"), 2), "b").home_wait is None
@@ -118,10 +117,9 @@ def test_a_request_that_never_waited_for_a_home_is_not_counted() -> None:
 # ---------------------------------------------------------------- holds
 
 
-def crowded(**keep: float) -> Scheduler:
+def crowded(**policy: Any) -> Scheduler:
     """Two slots, each with a conversation of two turns; they ended at 2 and 3."""
-    as_given = {"return_gap_s": 1, "learn_gap": False}
-    s = scheduler(slots=2, cap=NO_ORDER, keep=keep, cold=NO_ORDER, affinity=as_given)
+    s = scheduler(slots=2, cold=False, **policy)
     for now, session in ((0, "a"), (1, "b")):
         serve(s, turn(f"{session}0", session, 5000), now)
     for now, session in ((2, "a"), (3, "b")):
@@ -146,7 +144,7 @@ def test_a_slot_whose_owner_does_not_come_was_kept_in_vain() -> None:
 
 
 def test_a_slot_that_is_given_away_in_its_time_was_a_broken_hold() -> None:
-    s = scheduler(slots=1, cap=NO_ORDER)
+    s = scheduler(slots=1)
     serve(s, turn("a0", "a", 5000), 0)
     serve(s, turn("a1", "a", 5200, turns=2), 1)
     assert not holds(s.handle(turn("n", "new", 4000), 2))
@@ -167,7 +165,7 @@ def test_a_lost_engine_ends_its_holds_uncounted() -> None:
 
 
 def test_a_guest_that_waited_goes_first_and_is_counted() -> None:
-    s = scheduler(slots=3, queue=ONE_AT_A_TIME, cost=LONG_ANSWERS)
+    s = scheduler(slots=3, max_running=1, cost=LONG_ANSWERS)
     serve(s, of(turn("big", "big", 30_000), session="big"), 0)
     s.handle(of(turn("a", "a", 3000), session="a"), 1)
     s.handle(arrived("g", text(("g", 200))), 2)
@@ -179,7 +177,7 @@ def test_a_guest_that_waited_goes_first_and_is_counted() -> None:
 
 
 def test_a_request_that_was_overtaken_for_too_long_goes_first() -> None:
-    s = scheduler(slots=3, queue=ONE_AT_A_TIME, order={"max_overtake_s": 50})
+    s = scheduler(slots=3, max_running=1, max_wait_s=50)
     serve(s, turn("o0", "old", 3000), 0)
     s.handle(turn("a", "a", 3000), 1)
     s.handle(turn("n", "new", 3000), 2)
@@ -188,7 +186,7 @@ def test_a_request_that_was_overtaken_for_too_long_goes_first() -> None:
 
 
 def test_a_side_job_at_its_bound_goes_before_first_tokens() -> None:
-    s = scheduler(slots=3, order={"background_max_wait_s": 20})
+    s = scheduler(slots=3, max_wait_s=50)
     s.handle(turn("a", "a", 3000), 0)
     side = arrived("t", text(("t", 100)))
     s.handle(RequestArrived(replace(side.request, kind=SIDE_JOB)), 1)
@@ -196,7 +194,7 @@ def test_a_side_job_at_its_bound_goes_before_first_tokens() -> None:
 
 
 def test_nobody_is_promoted_over_nobody() -> None:
-    s = scheduler(queue=ONE_AT_A_TIME, order={"max_overtake_s": 1})
+    s = scheduler(max_running=1, max_wait_s=1)
     s.handle(turn("a", "a", 3000), 0)
     s.handle(turn("b", "b", 3000), 1)
     assert dispatched(s.handle(finished("a"), 90), "b").promoted is None
@@ -225,7 +223,7 @@ def test_conversations_are_counted_by_what_they_do() -> None:
 
 
 def test_a_key_that_waits_unserved_makes_it_unfair() -> None:
-    s = scheduler(slots=2, queue=ONE_AT_A_TIME)
+    s = scheduler(slots=2, max_running=1)
     serve(s, turn("a0", "a", 3000, key="ann"), 0)
     assert s.standings(0)[0].fairness == 1
     s.handle(turn("a1", "c", 3000, key="ann"), 1)
@@ -246,6 +244,6 @@ def test_the_status_says_how_many_may_run_and_why() -> None:
         assert isinstance(profile, dict)
         return profile["max_running"], profile["max_running_why"]
 
-    assert told(scheduler(slots=4, queue={"max_running": 2})) == (2, "policy.queue.max_running")
-    few = told(scheduler(slots=2, queue={"max_running": 8}))
-    assert few == (2, "2 slots are there; policy.queue.max_running is 8")
+    assert told(scheduler(slots=4, max_running=2)) == (2, "policy.max_running")
+    few = told(scheduler(slots=2, max_running=8))
+    assert few == (2, "2 slots are there; policy.max_running is 8")

@@ -87,8 +87,7 @@ def test_records_agree_with_an_engine_of_full_attention(
 ) -> None:
     """Conversations that only grow, two at a time: the sums are exact, nothing is the engine's
     fault, nothing changed, and the bound lies between what was reused and what was ever there."""
-    queue = {"max_running": 2}
-    world = World(slots, queue=queue, **(BLIND if blind else {}))
+    world = World(slots, max_running=2, **(BLIND if blind else {}))
     rows: dict[int, list[Part]] = {}
     ever: list[list[int]] = []
     best: dict[str, int] = {}

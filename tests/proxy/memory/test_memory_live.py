@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from slotwise.policies.admission import MIB, Growth, Limits
-from slotwise.policies.params import Params, Queue
+from slotwise.policies.params import Params
 from slotwise.proxy.core.memory_gate import MemoryRules
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.memory.watch import MemoryWatch
@@ -56,9 +56,9 @@ class World:
 
 @contextmanager
 def world(
-    folder: Path, stub: StubServer, gib: float, growth: Growth | None = None, **queue: float
+    folder: Path, stub: StubServer, gib: float, growth: Growth | None = None, **rules: Any
 ) -> Iterator[World]:
-    params = replace(Params(), queue=replace(Queue(), **queue))  # type: ignore[arg-type]
+    params = replace(Params(), **rules)
     profile = ServedProfile("p", params=params, growth=growth or Growth(scratch_bytes=0))
     with ScriptedMeminfo(folder / "meminfo", gib) as memory:
         watch = MemoryWatch(MemInfo(memory.path, "off", stale_s=LIMITS.stale_s), sample_s=0.05)
@@ -111,7 +111,7 @@ def test_a_stream_that_waits_is_told_why_and_is_served_when_there_is_room(
 def test_a_whole_answer_is_refused_after_the_queues_time_with_its_own_code(
     tmp_path: Path, two_slots: StubServer
 ) -> None:
-    with world(tmp_path, two_slots, gib=14, queue_timeout_s=1.0) as w:
+    with world(tmp_path, two_slots, gib=14, max_wait_s=0.5) as w:
         answer = w.proxy.chat("hello")
         assert answer.status_code == 503
         error = answer.json()["error"]
@@ -130,7 +130,7 @@ def test_a_whole_answer_is_refused_after_the_queues_time_with_its_own_code(
 def test_a_file_that_lies_admits_nothing_raises_nothing_and_is_said(
     tmp_path: Path, two_slots: StubServer, how: str
 ) -> None:
-    with world(tmp_path, two_slots, gib=50, queue_timeout_s=1.0) as w:
+    with world(tmp_path, two_slots, gib=50, max_wait_s=0.5) as w:
         assert w.proxy.chat("hello").status_code == 200
         if how == "frozen":
             w.memory.freeze()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from slotwise.policies.params import Params, Queue
+from slotwise.policies.params import Params
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Request
 from slotwise.proxy.core.events import EngineReady
@@ -49,7 +49,7 @@ def exposed(driver: Driver) -> set[str]:
 
 def test_sessions_and_keys_add_no_series() -> None:
     async def run() -> None:
-        driver = Driver([ServedProfile("main", params=Params(queue=Queue(max_running=4)))])
+        driver = Driver([ServedProfile("main", params=Params(max_running=4))])
         driver.feed(EngineReady("e0", "main", (8192,) * 4, None, True))
         served(driver, 0)
         before = exposed(driver)
