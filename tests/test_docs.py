@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slotwise.launcher.settings import LaunchedServer, MemorySection, RoleSection
+from slotwise.launcher.profile.settings import LaunchedServer, MemorySection, RoleSection
 from slotwise.policies.params import KNOBS
 from slotwise.proxy.telemetry.metrics import Metrics
 from tests.support import ROOT
