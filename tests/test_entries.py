@@ -30,11 +30,6 @@ _BAD = [  # the last word of a line is the value that is refused, the one before
         "bench.cost.fake_engine --port 65536",
     ),
     *("bench.cost.memory_cost --requests 0", "bench.cost.memory_cost --tokens many"),
-    *(
-        "bench.suite.offline --pairs 4",
-        "bench.suite.offline --policy [1]",
-        "bench.suite.offline --think -1",
-    ),
     *("bench.cost.overhead --rounds 0", "bench.run.replay titles --sessions 0"),
     "bench.sim.simulate claude_code --grid 1/2",
     *("bench.cost.tokens_bench --prompts 0", "bench.sim.waits --jsno"),

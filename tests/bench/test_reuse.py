@@ -11,11 +11,10 @@ from rich.console import Console
 from slotwise.bench.run import engines
 from slotwise.bench.run.compare import CTX_TOKENS, Arm, Plan, measure
 from slotwise.bench.sim import bounds
-from slotwise.bench.suite import offline
-from slotwise.bench.suite.offline import Slotwise
 from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.rows import Renderer, total
 from slotwise.policies.params import Params
+from tests.bench.one_by_one import reused
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)"
@@ -59,7 +58,7 @@ def test_over_many_orders_the_average_is_within_a_point_of_the_optimum(think_s: 
     below = []
     for seed in range(1, 9):
         rows = renderer.rows(workload.interleave(calls, SLOTS, seed), answers=False)
-        reused = offline.reuse(rows, SLOTS, Slotwise(SLOTS, Params(), think_s))
-        below.append((bounds.slots(rows, SLOTS) - reused) / total(rows))
+        found = reused(rows, SLOTS, Params(), think_s)
+        below.append((bounds.slots(rows, SLOTS) - found) / total(rows))
     assert min(below) >= 0
     assert fmean(below) <= 0.01, below
