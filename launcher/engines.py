@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from slotwise.launcher import wiring
-from slotwise.launcher.plan.fitting import Headroom
+from slotwise.launcher.plan.fitting import LoadHeadroom
 from slotwise.launcher.plan.starts import Meters, Planned
 from slotwise.launcher.process.attach import Attachment
 from slotwise.launcher.process.supervisor import (
     STARTING,
-    Cause,
+    EngineLoss,
     EngineSpec,
     InUseError,
-    Loss,
+    LossCause,
     Supervisor,
 )
 from slotwise.launcher.profile import argv, engine_files
@@ -84,7 +84,7 @@ class Engines:
             raise UsageError(f"--state-dir {state_dir}: {error}") from error
         self._residents: Residents | None = None
         if driver.memory.watch is not None:
-            journal = residents.Journal(state_dir / residents.JOURNAL)
+            journal = residents.RoleLog(state_dir / residents.JOURNAL)
             patience = Patience.of(profiles[0].memory.reload_s)
             launched = [wiring.role(p, by_name) for p in profiles if p.name in self._launched]
             members = Roles(launched, time.monotonic(), patience)
@@ -108,7 +108,7 @@ class Engines:
         if self._residents is not None:
             figures = self._driver.memory.for_newcomers()
             calm = not reclaiming and not self._driver.scheduler.waits_for_memory()
-            self._residents.sampled(Headroom(*figures) if figures else None, calm)
+            self._residents.sampled(LoadHeadroom(*figures) if figures else None, calm)
 
     async def _reclaim(self, wanted: Reclaim) -> str:
         assert self._residents is not None
@@ -116,7 +116,7 @@ class Engines:
             return await self._residents.unload(wanted.target, wanted.why)
         limit_mib = self._smaller_cache(wanted.target)
         why = f"with a RAM cache of {limit_mib} MiB: {wanted.why}"
-        restart = partial(self._supervisor.restart, wanted.target, why, Cause.UNLOADED)
+        restart = partial(self._supervisor.restart, wanted.target, why, LossCause.UNLOADED)
         return await self._residents.smaller(wanted.target, restart)
 
     def _smaller_cache(self, engine: str) -> int:
@@ -181,7 +181,7 @@ class Engines:
         if LRU_LINE in line:
             self._driver.metrics.engine_chose_by_lru(engine)
 
-    def on_lost(self, engine: str, loss: Loss) -> None:
+    def on_lost(self, engine: str, loss: EngineLoss) -> None:
         self._meters.lost(engine)
         if self._residents is not None:
             self._residents.lost(engine)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from slotwise.policies.cost import piece_s
 from slotwise.policies.params import Cost
-from slotwise.policies.ram_cache import State
+from slotwise.policies.ram_cache import SlotContent
 from slotwise.policies.types import Match, Request, SlotView
 
 LIVE_S = 60.0  # a conversation of one turn counts as live for so long
@@ -97,7 +97,9 @@ def chance_of_return(turns: int, idle_s: float, calling: bool, returns: Returns)
     return odds / (odds + 1)
 
 
-def expected_loss_s(state: State, kept: int, idle_s: float, returns: Returns, cost: Cost) -> float:
+def expected_loss_s(
+    state: SlotContent, kept: int, idle_s: float, returns: Returns, cost: Cost
+) -> float:
     """Seconds that are lost, as far as may be expected, where of a state only the first ``kept``
     tokens go on.
 
@@ -108,7 +110,9 @@ def expected_loss_s(state: State, kept: int, idle_s: float, returns: Returns, co
     return max(0.0, _expected_s(state, kept, idle_s, returns, cost) - state.rent_s)
 
 
-def _expected_s(state: State, kept: int, idle_s: float, returns: Returns, cost: Cost) -> float:
+def _expected_s(
+    state: SlotContent, kept: int, idle_s: float, returns: Returns, cost: Cost
+) -> float:
     if not state.guest:
         chance = chance_of_return(state.turns, idle_s, state.calling, returns)
         return chance * piece_s(cost, kept, state.tokens)

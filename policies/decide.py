@@ -23,15 +23,15 @@ from slotwise.policies import admission, continuation, guest
 from slotwise.policies.affinity import is_live
 from slotwise.policies.bounds import most_s
 from slotwise.policies.cost import prefill_s
-from slotwise.policies.slot_costs import Case, View
+from slotwise.policies.slot_costs import SlotCosts, View
 from slotwise.policies.types import (
-    Hold,
     Place,
     Reason,
     Reject,
     Rule,
     SlotView,
     Verdict,
+    Wait,
     WaitingView,
 )
 
@@ -40,7 +40,7 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
     """The verdict for one request that has waited this long; pure, and repeatable."""
     request, params = waiting.request, view.params
     if not view.slots:
-        return Hold(Reason.ENGINE_LOADING, "no engine is ready")
+        return Wait(Reason.ENGINE_LOADING, "no engine is ready")
     n = len(request.tokens)
     if n >= view.largest:  # 1
         return Reject(
@@ -52,8 +52,8 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
     if view.pool_free is not None:  # 2
         need = admission.pool_need(request, params)
         if need > view.pool_free:
-            return Hold(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
-    case = Case(waiting, view, waited_s, view.fits(request))
+            return Wait(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
+    case = SlotCosts(waiting, view, waited_s, view.fits(request))
     home: int | None = None
     if params.home and waiting.owns:
         home = continuation.home(waiting.matches, case.fits)
@@ -73,7 +73,7 @@ _SAME_HEAD = 12  # tokens: a template's own and the first words
 _HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SESSION}
 
 
-def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
+def _place(case: SlotCosts, index: int, rule: Rule, why: str) -> Place:
     request, slot = case.waiting.request, case.view.slots[index]
     way = case.way(index)
     return Place(
@@ -86,7 +86,7 @@ def _place(case: Case, index: int, rule: Rule, why: str) -> Place:
     )
 
 
-def _begins_anew(case: Case, home: int) -> bool:
+def _begins_anew(case: SlotCosts, home: int) -> bool:
     """Whether its session owns that slot, and not even the head is the same, as where each second
     request has tools. What the slot holds may be wanted again, so the request is placed by cost.
     Where the head is the same, as before a clock in the system text, the old content is not."""
@@ -94,7 +94,7 @@ def _begins_anew(case: Case, home: int) -> bool:
     return match.kind == "session" and match.lcp < _SAME_HEAD
 
 
-def _at_home(case: Case, home: int) -> Verdict | None:
+def _at_home(case: SlotCosts, home: int) -> Verdict | None:
     """Rule 3. None: the home is not worth waiting for any longer."""
     slot, m = case.view.slots[home], case.waiting.matches[home]
     if slot.idle:
@@ -105,7 +105,7 @@ def _at_home(case: Case, home: int) -> Verdict | None:
     if case.waited_s >= longest_s:
         return None
     if m.same and slot.running_key == case.waiting.request.key:
-        return Hold(
+        return Wait(
             Reason.HOME_BUSY,
             f"the same request runs on {slot.id}",
             longest_s - case.waited_s,
@@ -121,7 +121,7 @@ def _at_home(case: Case, home: int) -> Verdict | None:
         # The end is an estimate: looked at again, the later the longer it has taken.
         until_s = case.waited_s + max(patience_s, case.waited_s / 4, _LOOK_AGAIN_S)
     until_s = min(until_s, longest_s)
-    return Hold(
+    return Wait(
         Reason.HOME_BUSY,
         f"{slot.id} holds {m.lcp} tokens of it; {home_s:.1f} s there, "
         f"{elsewhere_s:.1f} s elsewhere, decides anew after {until_s:.1f} s",
@@ -129,7 +129,7 @@ def _at_home(case: Case, home: int) -> Verdict | None:
     )
 
 
-def _as_guest(case: Case) -> Verdict:
+def _as_guest(case: SlotCosts) -> Verdict:
     """Rule 4."""
     slots = case.view.slots
     idle = case.idle()
@@ -140,27 +140,27 @@ def _as_guest(case: Case) -> Verdict:
     left_s = _wait_s(case, index) - case.waited_s
     if left_s <= 0:
         return _place(case, index, Rule.GUEST, f"{seconds:.2f} s, {loss_s:.2f} of them others'")
-    return Hold(
+    return Wait(
         Reason.HELD,
         f"every idle slot holds a live conversation; the cheapest goes in {left_s:.1f} s",
         left_s,
     )
 
 
-def _guest_s(case: Case, index: int) -> float:
+def _guest_s(case: SlotCosts, index: int) -> float:
     """Seconds that a guest costs on an idle slot: its own wait and work, and the expected loss."""
     left_s = max(0.0, _wait_s(case, index) - case.waited_s)
     return left_s + case.own_s(index) + case.loss_s(index)
 
 
-def _wait_s(case: Case, index: int) -> float:
+def _wait_s(case: SlotCosts, index: int) -> float:
     """How long a guest waits before it may take that slot."""
     own_s, loss_s = case.own_s(index), case.loss_s(index)
     slot, params = case.view.slots[index], case.view.params
     return case.view.waits_pay * guest.wait_before_taking_s(slot, own_s, loss_s, params)
 
 
-def _cheapest(case: Case, home: int | None) -> Verdict:
+def _cheapest(case: SlotCosts, home: int | None) -> Verdict:
     """Rules 5 and 6."""
     slots, params = case.view.slots, case.view.params
     idle = case.free()
@@ -169,7 +169,7 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
     if not idle:
         if home is not None:
             why = f"its home {slots[home].id} and all other slots are at work"
-            return Hold(Reason.SLOTS_BUSY, why)
+            return Wait(Reason.SLOTS_BUSY, why)
         return _hold(case)
     if not params.affinity:
         index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))
@@ -181,17 +181,17 @@ def _cheapest(case: Case, home: int | None) -> Verdict:
     return _place(case, index, Rule.SESSION if own else _newcomer_rule(slots[index]), why)
 
 
-def _kept(case: Case) -> Hold:
+def _kept(case: SlotCosts) -> Wait:
     """All that is idle is kept for its owners: until the first of them has had its time."""
     left_s = min(case.kept_for_s(i) for i in case.idle())
-    return Hold(Reason.HELD, f"the idle slots are kept for their owners, {left_s:.1f} s", left_s)
+    return Wait(Reason.HELD, f"the idle slots are kept for their owners, {left_s:.1f} s", left_s)
 
 
 def _newcomer_rule(slot: SlotView) -> Rule:
     return Rule.NEW if slot.view_len == 0 else Rule.AFFINITY
 
 
-def _unprotected(case: Case, idle: list[int]) -> list[int]:
+def _unprotected(case: SlotCosts, idle: list[int]) -> list[int]:
     """The idle slots without live conversations of several turns, while a free place is among
     them. Its own kin is no stranger: what an edited history cuts off was its own."""
     slots, matches = case.view.slots, case.waiting.matches
@@ -204,12 +204,12 @@ def _unprotected(case: Case, idle: list[int]) -> list[int]:
     ]
 
 
-def _hold(case: Case) -> Hold:
+def _hold(case: SlotCosts) -> Wait:
     """Rule 6: why no slot can take it now."""
     if case.view.resting:
         n = len(case.waiting.request.tokens)
-        return Hold(Reason.WINDOW, f"the idle slots' windows are too small for {n} tokens and room")
-    return Hold(Reason.SLOTS_BUSY, all_at_work(len(case.view.slots)))
+        return Wait(Reason.WINDOW, f"the idle slots' windows are too small for {n} tokens and room")
+    return Wait(Reason.SLOTS_BUSY, all_at_work(len(case.view.slots)))
 
 
 def all_at_work(slots: int) -> str:

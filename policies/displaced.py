@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from slotwise.policies.prefix import Tokens, lcp
-from slotwise.policies.ram_cache import State
+from slotwise.policies.ram_cache import SlotContent
 
 _LEAST = 4  # displacements that are remembered
 
@@ -21,7 +21,7 @@ _LEAST = 4  # displacements that are remembered
 class Displaced(NamedTuple):
     """What nobody can have again, and since when."""
 
-    state: State
+    state: SlotContent
     at: float  # s
 
 
@@ -31,7 +31,7 @@ class Displacements:
     def __init__(self) -> None:
         self._last: list[Displaced] = []
 
-    def add(self, state: State, now: float, slots: int) -> None:
+    def add(self, state: SlotContent, now: float, slots: int) -> None:
         """This is lost now."""
         self._last.append(Displaced(state, now))
         del self._last[: -max(_LEAST, slots)]

@@ -44,7 +44,7 @@ class Promotion(StrEnum):
 PROMOTES = {Class.OVERTAKEN: Promotion.OVERTAKEN, Class.PROMOTED_GUEST: Promotion.GUEST}
 
 
-class Turn(IntEnum):
+class Precedence(IntEnum):
     """Smallest first."""
 
     FIRST = 0  # overtaken for too long, or of a key that was served less than such a one
@@ -55,7 +55,7 @@ class Rank(NamedTuple):
     """Sort key. A key that floods makes its own requests wait: where some were overtaken for too
     long, those of keys that were served less go before them. Then class, key and age."""
 
-    turn: Turn
+    turn: Precedence
     share: int  # steps its key was served, in the first turn
     place: Class
     service: int  # steps
@@ -94,12 +94,12 @@ def rank(
     """
     arrived = waiting.arrived
     if not params.order:
-        return Rank(Turn.USUAL, 0, Class.NEWCOMER, 0, arrived)
+        return Rank(Precedence.USUAL, 0, Class.NEWCOMER, 0, arrived)
     service = steps(waiting, params)
     if waiting.overdue:
-        return Rank(Turn.FIRST, service, Class.OVERTAKEN, service, arrived)
+        return Rank(Precedence.FIRST, service, Class.OVERTAKEN, service, arrived)
     first = overdue is not None and service < overdue
-    turn, share = (Turn.FIRST, service) if first else (Turn.USUAL, 0)
+    turn, share = (Precedence.FIRST, service) if first else (Precedence.USUAL, 0)
     if not scarce:
         return Rank(turn, share, Class.NEWCOMER, service, arrived)
     if guest:

@@ -25,7 +25,7 @@ _LEAST_KEEP = 0.25  # an entry of which less would be kept is not spent on a pro
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SlotContent:
     """What a slot holds, or held when it was saved. Tokens of ``view`` beyond ``held`` are not in
     the KV; ``tail`` generated tokens follow them, whose ids are not known."""
 
@@ -59,32 +59,32 @@ class State:
 class Swap(NamedTuple):
     """What sending a prompt to a slot does to the cache."""
 
-    states: tuple[State, ...]  # the cache behind it
-    loaded: State | None  # what the slot is given
+    states: tuple[SlotContent, ...]  # the cache behind it
+    loaded: SlotContent | None  # what the slot is given
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class RamCache:
     """The states of one engine's RAM cache, the oldest first."""
 
     limit_tokens: int
-    states: tuple[State, ...] = ()
+    states: tuple[SlotContent, ...] = ()
     empties: bool = False  # a slot can be emptied first, and then nothing of it is saved
 
-    def best(self, prompt: Tokens) -> tuple[int, State | None]:
+    def best(self, prompt: Tokens) -> tuple[int, SlotContent | None]:
         """Tokens of the prompt that the cache could serve, and by which entry."""
-        found: tuple[int, State | None] = (0, None)
+        found: tuple[int, SlotContent | None] = (0, None)
         for state in self.states:
             shared = state.shared(prompt)
             if shared > found[0] and shared >= _LEAST_KEEP * state.tokens:
                 found = shared, state
         return found
 
-    def saves(self, old: State, kept: int) -> bool:
+    def saves(self, old: SlotContent, kept: int) -> bool:
         """Whether the engine saves a slot's content of which ``kept`` tokens go on."""
         return self.limit_tokens > 0 and old.tokens > 0 and kept < _SAVED_BELOW * old.tokens
 
-    def room_for(self, old: State) -> tuple[tuple[State, ...], tuple[State, ...]]:
+    def room_for(self, old: SlotContent) -> tuple[tuple[SlotContent, ...], tuple[SlotContent, ...]]:
         """The cache once this state is saved, and what is lost by it."""
         if old.tokens > self.limit_tokens:
             return self.states, (old,)
@@ -98,7 +98,7 @@ class Park:
             gone += 1
         return (*left[gone:], old), tuple(left[:gone])
 
-    def swap(self, old: State, prompt: Tokens) -> Swap | None:
+    def swap(self, old: SlotContent, prompt: Tokens) -> Swap | None:
         """What happens when this prompt goes to a slot with that content. None: nothing."""
         kept = old.shared(prompt)
         if not self.saves(old, kept):
@@ -110,9 +110,11 @@ class Park:
         """What happens when it goes to a slot that was emptied for it."""
         return self._load(self.states, prompt, 0.0, 0.0)
 
-    def _load(self, states: tuple[State, ...], prompt: Tokens, keep: float, similar: float) -> Swap:
+    def _load(
+        self, states: tuple[SlotContent, ...], prompt: Tokens, keep: float, similar: float
+    ) -> Swap:
         """The entry that is better than what the slot has, by both shares, moves there."""
-        best: State | None = None
+        best: SlotContent | None = None
         for state in states:
             shared = state.shared(prompt)
             state_keep, state_similar = shared / state.tokens, shared / len(prompt)
@@ -123,11 +125,11 @@ class Park:
         return Swap(states, best)
 
 
-def _contains(state: State, other: State) -> bool:
+def _contains(state: SlotContent, other: SlotContent) -> bool:
     """Whether one holds all of the other; of two tails the longer is taken to repeat the other."""
     if state.tokens < other.tokens:
         return False
     return lcp(state.view, other.view) >= min(other.held, len(other.view))
 
 
-NOTHING = State()
+NOTHING = SlotContent()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from slotwise.policies.slot_costs import Case, View
+from slotwise.policies.slot_costs import SlotCosts, View
 from slotwise.policies.types import Reason, WaitingView
 
 
@@ -59,7 +59,7 @@ def of_slot(waiting: WaitingView, view: View, fits: list[bool], chosen: int) -> 
     slots = view.slots
     if view.open:
         return None  # each could be had
-    case = Case(waiting, view, 0.0, fits)
+    case = SlotCosts(waiting, view, 0.0, fits)
     costs_s = [(case.cost_s(index), index) for index in range(len(slots)) if fits[index]]
     best_s, best = min(costs_s)
     chosen_s = next(seconds for seconds, index in costs_s if index == chosen)

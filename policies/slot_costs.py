@@ -17,7 +17,7 @@ from slotwise.policies.affinity import NONE_SEEN, Returns, chance_of_return, exp
 from slotwise.policies.bounds import bound_s
 from slotwise.policies.cost import piece_s, prefill_s
 from slotwise.policies.params import Params
-from slotwise.policies.ram_cache import Park, State
+from slotwise.policies.ram_cache import RamCache, SlotContent
 from slotwise.policies.types import Parked, Request, SlotView, WaitingView
 
 _BATCH_TOKENS = 512  # of the engine's; to empty a slot is one more call, which waits for one
@@ -25,7 +25,7 @@ _WORTH = 30.0  # a newcomer waits so long for each second that an owner would lo
 _WANTED_AGAIN = 0.5  # chance that what a session left in a slot is not over, where its head changed
 
 
-class Way(NamedTuple):
+class Option(NamedTuple):
     """One way to put a prompt into a slot."""
 
     cached: int  # tokens it would not have to compute
@@ -42,7 +42,7 @@ class View:
     pool_free: int | None  # tokens of the unified pool that running requests leave; None: no pool
     params: Params
     at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
-    parks: Mapping[str, Park] = field(default_factory=dict)  # the RAM caches, by engine
+    parks: Mapping[str, RamCache] = field(default_factory=dict)  # the RAM caches, by engine
     returns: Returns = NONE_SEEN
     now: float = 0.0  # s
     asked_for: frozenset[str | None] = frozenset()  # what is parked and waited for, by request
@@ -50,7 +50,7 @@ class View:
     largest: int = field(init=False)  # window, tokens
     alike: list[bool] | None = field(init=False)  # which slots fit, where all windows are equal
     resting: list[int] = field(init=False)  # indices of the idle slots
-    _saved: dict[int, tuple[State, ...]] = field(default_factory=dict)
+    _saved: dict[int, tuple[SlotContent, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         windows = {s.window for s in self.slots}
@@ -72,14 +72,14 @@ class View:
             for s in self.slots
         ]
 
-    def dropped(self, index: int) -> tuple[State, ...]:
+    def dropped(self, index: int) -> tuple[SlotContent, ...]:
         """What leaves the RAM cache, or never gets there, when this slot's content is saved."""
         if index not in self._saved:
             slot = self.slots[index]
             self._saved[index] = self.parks[slot.id.engine].room_for(slot.state)[1]
         return self._saved[index]
 
-    def loss_of_s(self, state: State) -> float:
+    def loss_of_s(self, state: SlotContent) -> float:
         """Seconds that are lost, as far as may be expected, with a state that nobody has again."""
         params = self.params
         if state.request in self.asked_for:
@@ -89,14 +89,14 @@ class View:
 
 
 @dataclass(slots=True)
-class Case:
+class SlotCosts:
     """One request against one view, with what several rules need."""
 
     waiting: WaitingView
     view: View
     waited_s: float
     fits: list[bool]
-    _ways: dict[int, Way] = field(default_factory=dict)
+    _ways: dict[int, Option] = field(default_factory=dict)
 
     def idle(self) -> list[int]:
         """Indices of the slots that are at rest and large enough."""
@@ -129,24 +129,24 @@ class Case:
         """Seconds that others lose, as far as may be expected, if the request takes that slot."""
         return self.way(index).loss_s
 
-    def way(self, index: int) -> Way:
+    def way(self, index: int) -> Option:
         """The cheapest way to put it there."""
         found = self._ways.get(index)
         if found is None:
             found = self._ways[index] = self._way(index)
         return found
 
-    def _way(self, index: int) -> Way:
+    def _way(self, index: int) -> Option:
         view, slot, match = self.view, self.view.slots[index], self.waiting.matches[index]
         params, n = view.params, self.waiting.request.tokens.length
         here = reuse(self.waiting.request, slot, match)
         wanted = _WANTED_AGAIN if match.kind == "session" else 1.0
         if slot.view_len == 0:
-            return Way(here, prefill_s(params.cost, here, n), 0.0)
+            return Option(here, prefill_s(params.cost, here, n), 0.0)
         park = view.parks.get(slot.id.engine)
         if park is None or not park.saves(slot.state, match.lcp):
             loss_s = wanted * self._own_loss_s(slot, match.lcp)
-            return Way(here, prefill_s(params.cost, here, n), loss_s)
+            return Option(here, prefill_s(params.cost, here, n), loss_s)
         dropped = view.dropped(index)
         lost_s = sum(view.loss_of_s(state) for state in dropped)
         if slot.state not in dropped:
@@ -154,13 +154,13 @@ class Case:
             if not slot.guest:
                 chance = chance_of_return(slot.turns, slot.idle_s, slot.calling, view.returns)
             lost_s += (1 + chance) * params.copy_s(slot.resident)
-        saving = Way(*self._read(index, here, dropped), lost_s)
+        saving = Option(*self._read(index, here, dropped), lost_s)
         if not (park.empties and dropped):
             return saving
         if slot.state in dropped or match.is_home:
             return saving  # nobody gains by it; what a home holds is the request's own
         again_s = wanted * self._own_loss_s(slot, 0) + prefill_s(params.cost, 0, _BATCH_TOKENS)
-        emptying = Way(*self._read(index, 0, ()), again_s, True)
+        emptying = Option(*self._read(index, 0, ()), again_s, True)
         return min(saving, emptying, key=lambda way: way.read_s + way.loss_s)
 
     def _own_loss_s(self, slot: SlotView, kept: int) -> float:
@@ -168,7 +168,7 @@ class Case:
         view = self.view
         return expected_loss_s(slot.state, kept, slot.idle_s, view.returns, view.params.cost)
 
-    def _read(self, index: int, here: int, dropped: Sequence[State]) -> tuple[int, float]:
+    def _read(self, index: int, here: int, dropped: Sequence[SlotContent]) -> tuple[int, float]:
         """Tokens that need not be computed, and the seconds to compute the others, in a slot that
         has ``here`` of them when its content is saved and these states leave the cache."""
         params, n = self.view.params, self.waiting.request.tokens.length

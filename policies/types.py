@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from slotwise.policies.prefix import Tokens
-from slotwise.policies.ram_cache import NOTHING, State
+from slotwise.policies.ram_cache import NOTHING, SlotContent
 
 
 class SlotId(NamedTuple):
@@ -96,7 +96,7 @@ class Parked(NamedTuple):
     """What an engine's RAM cache has of a prompt."""
 
     shared: int  # tokens of the prompt
-    state: State
+    state: SlotContent
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class SlotView:
     turns: int
     idle_s: float  # since its last use
     calling: bool = False  # its last answer asked for tools
-    state: State = NOTHING
+    state: SlotContent = NOTHING
     kept: bool = False  # held for its owner's next turn
     run_left_s: float = 0.0  # of the request at work here, estimated
     running_key: str | None = None  # who asked for it
@@ -157,7 +157,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Wait:
     """Leave it waiting. ``recheck_s``: when time alone may change the answer."""
 
     reason: Reason
@@ -174,4 +174,4 @@ class Reject:
     n_ctx: int  # tokens, the limit it broke
 
 
-Verdict = Place | Hold | Reject
+Verdict = Place | Wait | Reject

@@ -36,7 +36,7 @@ _SETTLED_S, _SETTLE_LIMIT_S = 3.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class MemoryCost:
     """One request: what it reserved, and what grew from before it to after it (bytes)."""
 
     reserved: int
@@ -44,13 +44,13 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MemoryOutcome:
     """All requests of a run; sizes in bytes."""
 
     at_start: int  # of the engine, ready
     kv: int  # of all its slots
     tokens: int  # of one prompt
-    costs: tuple[Cost, ...]
+    costs: tuple[MemoryCost, ...]
 
     def faults(self) -> list[str]:
         """Which promises were broken, in words; none: all hold."""
@@ -95,7 +95,9 @@ class Outcome:
         ]
 
 
-def measure(model: Model, requests: int, tokens: int, slots: int = 4, ctx: int = 32768) -> Outcome:
+def measure(
+    model: Model, requests: int, tokens: int, slots: int = 4, ctx: int = 32768
+) -> MemoryOutcome:
     """Run them; raises ``bench.engines.ServerError`` where a server does not start."""
     with (
         engines.slotwise(model, slots, slots * ctx) as server,
@@ -111,7 +113,7 @@ def measure(model: Model, requests: int, tokens: int, slots: int = 4, ctx: int =
             # Of ids that are no special tokens; each prompt shares nothing with another.
             prompt = [draw.randrange(vocabulary // 2, vocabulary) for _ in range(tokens)]
             costs.append(_cost(client, prompt, processes))
-    return Outcome(at_start, slots * ctx * KV_BYTES_PER_TOKEN, tokens, tuple(costs))
+    return MemoryOutcome(at_start, slots * ctx * KV_BYTES_PER_TOKEN, tokens, tuple(costs))
 
 
 def _settled(processes: Sequence[psutil.Process]) -> None:
@@ -125,7 +127,7 @@ def _settled(processes: Sequence[psutil.Process]) -> None:
             size, since = now, time.monotonic()
 
 
-def _cost(client: httpx.Client, prompt: list[int], processes: list[psutil.Process]) -> Cost:
+def _cost(client: httpx.Client, prompt: list[int], processes: list[psutil.Process]) -> MemoryCost:
     before = _own(processes)
     done = threading.Event()
     answers: list[httpx.Response] = []
@@ -148,7 +150,7 @@ def _cost(client: httpx.Client, prompt: list[int], processes: list[psutil.Proces
         raise engines.ServerError(
             f"a request failed: {answers[0].text if answers else 'no answer'}"
         )
-    return Cost(reserved, max(0, _own(processes) - before))
+    return MemoryCost(reserved, max(0, _own(processes) - before))
 
 
 def _processes(server: Server) -> list[psutil.Process]:

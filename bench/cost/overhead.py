@@ -35,8 +35,8 @@ from rich.progress import Progress
 from slotwise.bench.cost.overhead_load import (
     CHAT,
     LoadError,
+    PromptTurn,
     Talker,
-    Turn,
     long_turns,
     post,
     short_turns,
@@ -87,7 +87,7 @@ http {{
 
 
 @dataclass(frozen=True)
-class Arm:
+class Target:
     """Something to send requests to."""
 
     name: str
@@ -102,13 +102,13 @@ class Arm:
 
 
 @contextmanager
-def fake_engine(engine_url: str) -> Iterator[Arm]:
+def fake_engine(engine_url: str) -> Iterator[Target]:
     """The upstream of all arms but slotwise's, which start one like it; named ``direct``."""
     port = engines.free_port()
     command = [sys.executable, "-m", FAKE, "--engine", engine_url, "--port", str(port)]
     command += ["-np", str(SLOTS), "-c", str(SLOTS * WINDOW)]
     with engines.running(command) as server:
-        yield Arm("direct", server.url, line=f"python -m {FAKE} -np {SLOTS} -c {SLOTS * WINDOW}")
+        yield Target("direct", server.url, line=f"python -m {FAKE} -np {SLOTS} -c {SLOTS * WINDOW}")
 
 
 def has_nginx() -> bool:
@@ -116,7 +116,7 @@ def has_nginx() -> bool:
 
 
 @contextmanager
-def nginx(to: str) -> Iterator[Arm]:
+def nginx(to: str) -> Iterator[Target]:
     """nginx as a plain pass-through to this URL; raises :class:`ServerError`."""
     port = engines.free_port()
     with engines.scratch_folder() as folder:
@@ -127,11 +127,11 @@ def nginx(to: str) -> Iterator[Arm]:
         command = [shutil.which("nginx") or "nginx", "-p", str(folder), "-c", str(config)]
         with engines.running(command, port) as server:
             how = "nginx, one worker, proxy_buffering off, keepalive both ways"
-            yield Arm("nginx", server.url, _tree(server.pid), how)
+            yield Target("nginx", server.url, _tree(server.pid), how)
 
 
 @contextmanager
-def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) -> Iterator[Arm]:
+def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) -> Iterator[Target]:
     """``slotwise serve`` of this or another version of the code, with the fake as its engine.
 
     The profile is as it comes, but for more slots and requests at once.
@@ -152,7 +152,7 @@ def slotwise(name: str, model: Model, engine_url: str, checkout: Path | None) ->
         )
         with started as server:
             _wait_until_proven(server.url)
-            yield Arm(name, server.url, _tree(server.pid), SLOTWISE)
+            yield Target(name, server.url, _tree(server.pid), SLOTWISE)
 
 
 def _wait_until_proven(url: str) -> None:
@@ -188,7 +188,7 @@ Flows = dict[int, dict[str, list[tuple[float, float]]]]
 
 
 @dataclass
-class Figures:
+class OverheadFigures:
     """Everything that was measured; times to the first token by length of the prompt and arm."""
 
     ttft_s: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class Figures:
     flows: Flows = field(default_factory=dict)
 
 
-def report(figures: Figures, arms: Sequence[Arm], load: float) -> str:
+def report(figures: OverheadFigures, arms: Sequence[Target], load: float) -> str:
     """All tables as markdown, with how the arms were started and the machine's load before."""
     short, long = (f"{low:,} to {high:,}" for low, high in figures.tokens.values())
     parts = [
@@ -224,7 +224,7 @@ def _priority() -> str:
     return "" if usual else "; at real-time priority, past everything else on the machine"
 
 
-def ttft_rows(figures: Figures) -> list[Row]:
+def ttft_rows(figures: OverheadFigures) -> list[Row]:
     """Time to the first token by arm: as it is, and what is added to a direct call."""
     rows: list[Row] = []
     for arm in figures.ttft_s[SHORT]:
@@ -244,7 +244,7 @@ def ttft_rows(figures: Figures) -> list[Row]:
     return [*rows, template]
 
 
-def flow_rows(figures: Figures) -> list[Row]:
+def flow_rows(figures: OverheadFigures) -> list[Row]:
     """Events a second and processor time an event by arm, medians of the rounds."""
     rows: list[Row] = []
     for n, kept in figures.flows.items():
@@ -262,13 +262,13 @@ def flow_rows(figures: Figures) -> list[Row]:
     return rows
 
 
-def of_direct(figures: Figures, count: int, arm: str) -> float:
+def of_direct(figures: OverheadFigures, count: int, arm: str) -> float:
     """Events a second as a share of the direct ones: the median over the rounds."""
     kept = figures.flows[count]
     return median(a / b for (a, _), (b, _) in zip(kept[arm], kept[DIRECT], strict=True))
 
 
-def verdicts(figures: Figures) -> list[Row]:
+def verdicts(figures: OverheadFigures) -> list[Row]:
     """Each target beside what was measured, for each slotwise."""
     rows: list[Row] = []
     template_ms = _ms(figures.apply_s[LONG], 50)
@@ -298,7 +298,7 @@ def _row(arm: str, what: str, ratio: float, target: str, held: bool) -> Row:
     return {"arm": arm, "median of": what, "ratio": f"{ratio:.2f}", "target": target, "held": told}
 
 
-def added_ms(figures: Figures, length: str, arm: str) -> float:
+def added_ms(figures: OverheadFigures, length: str, arm: str) -> float:
     """What an arm adds to the median time to the first token."""
     times = figures.ttft_s[length]
     return _ms(times[arm], 50) - _ms(times[DIRECT], 50)
@@ -316,7 +316,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "overhead.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class RunSize:
     """How much is measured."""
 
     short: int = 400  # requests
@@ -328,7 +328,7 @@ class Size:
 
 
 def first_tokens(
-    arms: Sequence[Arm], turns: Sequence[Turn], beside: Callable[[Turn], None]
+    arms: Sequence[Target], turns: Sequence[PromptTurn], beside: Callable[[PromptTurn], None]
 ) -> dict[str, list[float]]:
     """Seconds to the first token of every turn, the arms in changing order."""
     rng = random.Random(1)
@@ -344,7 +344,7 @@ def first_tokens(
     return times
 
 
-def flow(arm: Arm, count: int, events: int) -> tuple[float, float]:
+def flow(arm: Target, count: int, events: int) -> tuple[float, float]:
     """Events a second of so many streams at once, and the arm's processor seconds an event."""
     bodies = [
         {
@@ -359,7 +359,7 @@ def flow(arm: Arm, count: int, events: int) -> tuple[float, float]:
     return measured.per_s, measured.metered_each
 
 
-def flows(arms: Sequence[Arm], size: Size, progress: Progress) -> Flows:
+def flows(arms: Sequence[Target], size: RunSize, progress: Progress) -> Flows:
     """Rounds of every number of streams, the arms in changing order."""
     found: Flows = {count: {arm.name: [] for arm in arms} for count in size.streams}
     rng = random.Random(2)
@@ -371,19 +371,21 @@ def flows(arms: Sequence[Arm], size: Size, progress: Progress) -> Flows:
     return found
 
 
-def measure(arms: Sequence[Arm], engine_url: str, size: Size, progress: Progress) -> Figures:
+def measure(
+    arms: Sequence[Target], engine_url: str, size: RunSize, progress: Progress
+) -> OverheadFigures:
     """All figures of these arms; raises :class:`LoadError`."""
     prompts = {
         SHORT: short_turns(engine_url, size.short + WARM),
         LONG: long_turns(engine_url, size.long_tokens, size.long + WARM),
     }
     # The streams first: each has a slot that knows it, and no long conversation to make room for.
-    figures = Figures(flows=flows(arms, size, progress))
+    figures = OverheadFigures(flows=flows(arms, size, progress))
     with Talker(engine_url) as real:
         for name, turns in prompts.items():
             task = progress.add_task(f"{name} prompts", total=len(turns))
 
-            def beside(turn: Turn) -> None:
+            def beside(turn: PromptTurn) -> None:
                 apply_s = real.whole_s(post("/apply-template", turn.shape()))
                 figures.apply_s.setdefault(name, []).append(apply_s)  # noqa: B023 (called here)
                 progress.advance(task)  # noqa: B023
@@ -402,7 +404,7 @@ def measure(arms: Sequence[Arm], engine_url: str, size: Size, progress: Progress
 @contextmanager
 def running_arms(
     engine_url: str, model: engines.Model, against: Sequence[str]
-) -> Iterator[list[Arm]]:
+) -> Iterator[list[Target]]:
     """Every arm, started. ``against``: NAME=FOLDER of other versions of the code."""
     with ExitStack() as stack:
         direct = stack.enter_context(fake_engine(engine_url))
@@ -420,7 +422,7 @@ def running_arms(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("slotwise.bench.cost.overhead", __doc__)
-    defaults = Size()
+    defaults = RunSize()
     for name, what in (
         ("short", "requests of 200 tokens"),
         ("long", "turns of the long conversation"),
@@ -438,7 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help=f"also to {RESULTS.name}")
     given = parser.parse_args(arguments)
-    size = Size(given.short, given.long, given.long_tokens, given.rounds, given.events)
+    size = RunSize(given.short, given.long, given.long_tokens, given.rounds, given.events)
     try:
         told = run(size, given.against)
     except (engines.ServerError, LoadError, OSError) as error:
@@ -454,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(size: Size, against: Sequence[str]) -> str:
+def run(size: RunSize, against: Sequence[str]) -> str:
     """Start everything, measure, and tell it as markdown."""
     model = engines.tiny_model()
     load = os.getloadavg()[0]

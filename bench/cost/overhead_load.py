@@ -258,7 +258,7 @@ SOURCE_CHARS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptTurn:
     """One request: its messages, and the tokens a real engine would tell."""
 
     messages: tuple[dict[str, str], ...]
@@ -288,14 +288,14 @@ class Counter:
         self._engine = HTTPConnection(urlsplit(url).netloc, timeout=LIMIT_S)
         self._last = EMPTY
 
-    def turn(self, messages: list[dict[str, str]]) -> Turn:
+    def turn(self, messages: list[dict[str, str]]) -> PromptTurn:
         """The turn of these messages; what it shares with the one before is cached."""
         prompt = self._ask("/apply-template", {"messages": messages})["prompt"]
         asked = {"content": prompt, "add_special": True, "parse_special": True}
         tokens: Tokens = pack(self._ask("/tokenize", asked)["tokens"])
         cached = min(lcp(tokens, self._last), len(tokens) - 1)
         self._last = tokens
-        return Turn(tuple(messages), len(tokens), cached)
+        return PromptTurn(tuple(messages), len(tokens), cached)
 
     def _ask(self, path: str, body: Any) -> Any:
         headers = {"Content-Type": "application/json"}
@@ -320,14 +320,14 @@ class Text:
         return self._text[begin : begin + chars]
 
 
-def short_turns(engine_url: str, count: int) -> list[Turn]:
+def short_turns(engine_url: str, count: int) -> list[PromptTurn]:
     """New conversations of about 200 tokens with one system text."""
     text, counter = Text(), Counter(engine_url)
     system = _message("system", text.some(SYSTEM_CHARS))
     return [counter.turn([system, _message("user", text.some(USER_CHARS))]) for _ in range(count)]
 
 
-def long_turns(engine_url: str, first_tokens: int, count: int) -> list[Turn]:
+def long_turns(engine_url: str, first_tokens: int, count: int) -> list[PromptTurn]:
     """A conversation that has about ``first_tokens`` and adds some 500 a turn."""
     text, counter = Text(), Counter(engine_url)
     messages = [_message("system", text.some(6000)), _message("user", text.some(900))]

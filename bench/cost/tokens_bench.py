@@ -31,11 +31,11 @@ from slotwise.bench.run import engines
 from slotwise.bench.trace.report import count, parser_of
 from slotwise.launcher.model import gguf_header
 from slotwise.policies.prefix import pack
-from slotwise.proxy.chat.request import Kind, Prepared
+from slotwise.proxy.chat.request import GenerationRequest, Kind
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.tokens.encoders import Source
 from slotwise.proxy.tokens.tokenizer import Tokenizer
-from slotwise.proxy.tokens.verification import Knowledge
+from slotwise.proxy.tokens.verification import VerifiedEngine
 
 PROVE_S = 120.0
 TURNS = 40
@@ -54,7 +54,9 @@ class BenchError(RuntimeError):
 
 
 @asynccontextmanager
-async def proven(path: Path, url: str) -> AsyncIterator[tuple[Tokenizer, EngineClient, Knowledge]]:
+async def proven(
+    path: Path, url: str
+) -> AsyncIterator[tuple[Tokenizer, EngineClient, VerifiedEngine]]:
     """A tokenizer that was proven equal to the engine; raises BenchError if it was not."""
     source = Source(vocabulary=partial(gguf_header.read_vocabulary, path))
     tokenizer, engine = Tokenizer(sources={"main": source}), EngineClient(url, None)
@@ -73,8 +75,8 @@ async def proven(path: Path, url: str) -> AsyncIterator[tuple[Tokenizer, EngineC
         await engine.close()
 
 
-def request(kind: Kind, fields: dict[str, Any], size_bytes: int = 0) -> Prepared:
-    return Prepared(
+def request(kind: Kind, fields: dict[str, Any], size_bytes: int = 0) -> GenerationRequest:
+    return GenerationRequest(
         kind=kind, path="/", profile="main", fields=fields, stream=True, max_tokens=None,
         cache_prompt=True, injected_progress=False, size_bytes=size_bytes,
     )  # fmt: skip
@@ -147,7 +149,7 @@ async def costs(path: Path, url: str, tokens: int) -> list[Row]:
 
 
 async def anew(
-    tokenizer: Tokenizer, engine: EngineClient, known: Knowledge, tokens: int
+    tokenizer: Tokenizer, engine: EngineClient, known: VerifiedEngine, tokens: int
 ) -> list[float]:
     """Times of encoding so many tokens with nothing kept, in ms; another text each time, because
     the library itself remembers words."""
@@ -178,7 +180,7 @@ class Turns:
         self.all: list[float] = []
 
     async def one(
-        self, engine: EngineClient, known: Knowledge, body: dict[str, Any], compared: bool
+        self, engine: EngineClient, known: VerifiedEngine, body: dict[str, Any], compared: bool
     ) -> None:
         """Render and encode a turn here, then let the engine render it; the texts are the same,
         and the ids where they are ``compared``."""

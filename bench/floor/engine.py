@@ -17,7 +17,7 @@ import httpx
 import orjson
 
 from slotwise.bench.floor.shapes import CHAT, INFILL, Lane, Turn, body, message, workload
-from slotwise.bench.floor.table import Figures
+from slotwise.bench.floor.table import CellFigures
 from slotwise.bench.run import engines
 from slotwise.bench.run.engines import Server
 from slotwise.bench.run.served import tiny_costs
@@ -32,7 +32,7 @@ _WARM_UP_S, _WARM_UP_CALLS = 2.0, 400
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EngineCell:
     """How both engines are started."""
 
     slots: int
@@ -58,7 +58,7 @@ class _Seen:
 
 
 @contextmanager
-def started(arm: str, place: Place) -> Iterator[Server]:
+def started(arm: str, place: EngineCell) -> Iterator[Server]:
     """The bare engine, or slotwise with its own."""
     model = engines.tiny_model()
     if place.kv_unified:
@@ -74,24 +74,24 @@ def started(arm: str, place: Place) -> Iterator[Server]:
         yield server
 
 
-def measure(shape: str, seed: int, place: Place, arm: str) -> Figures:
+def measure(shape: str, seed: int, place: EngineCell, arm: str) -> CellFigures:
     """One shape, served once; raises ``RuntimeError`` where a request was refused."""
     return served(workload(shape, seed, PACE_S), place, arm)
 
 
-def served(lanes: Sequence[Lane], place: Place, arm: str) -> Figures:
+def served(lanes: Sequence[Lane], place: EngineCell, arm: str) -> CellFigures:
     """The same for any lanes."""
     with started(arm, place) as server:
         seen, wall_s = asyncio.run(_play(lanes, server.url))
     if seen.refused:
         raise RuntimeError(f"{arm} refused: {seen.refused[0]}")
-    return Figures.of(seen.ttft_s, seen.cached, seen.prompt, wall_s)
+    return CellFigures.of(seen.ttft_s, seen.cached, seen.prompt, wall_s)
 
 
-def less_proxy(own: Figures, lanes: Sequence[Lane]) -> Figures:
+def less_proxy(own: CellFigures, lanes: Sequence[Lane]) -> CellFigures:
     """Times without what the proxy adds to every call: of the longest lane, in the wall time."""
     longest = max(len(lane) for lane in lanes)
-    return Figures(
+    return CellFigures(
         own.reuse,
         own.ttft - PROXY_S,
         own.p95 - PROXY_S,

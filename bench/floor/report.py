@@ -8,7 +8,7 @@ from typing import Any
 from slotwise.bench.floor import engine, table
 from slotwise.bench.floor.known import NAMED
 from slotwise.bench.floor.shapes import workload
-from slotwise.bench.floor.table import BARE, RULE, UNFELT_S, Cell, Figures, Result
+from slotwise.bench.floor.table import BARE, RULE, UNFELT_S, Cell, CellFigures, CellResult
 from slotwise.bench.run.served import Bench
 from slotwise.bench.sim import arms
 from slotwise.bench.sim.arms import SLOTWISE
@@ -24,9 +24,9 @@ _ON_ENGINE = (
 )
 _ELSEWHERE = ("preambles", "retrieval", "chat_ui")
 _PLACES = {
-    engine.Place(4, "none"): _ON_ENGINE,
-    engine.Place(4, "large"): _ELSEWHERE,
-    engine.Place(4, "none", True): _ELSEWHERE,
+    engine.EngineCell(4, "none"): _ON_ENGINE,
+    engine.EngineCell(4, "large"): _ELSEWHERE,
+    engine.EngineCell(4, "none", True): _ELSEWHERE,
 }
 
 
@@ -65,7 +65,7 @@ def measure(bench: Bench, quick: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _verdict(result: Result) -> str:
+def _verdict(result: CellResult) -> str:
     found = result.breaches()
     if not found:
         return "holds"
@@ -81,14 +81,14 @@ def _on_engine(bench: Bench, quick: bool) -> list[dict[str, Any]]:
             bare = engine.measure(shape, 1, place, BARE)
             own = engine.measure(shape, 1, place, SLOTWISE)
             own = engine.less_proxy(own, workload(shape, 1, engine.PACE_S))
-            result = Result(Cell(shape, place.slots, str(place), ""), _runs(bare, own))
+            result = CellResult(Cell(shape, place.slots, str(place), ""), _runs(bare, own))
             row = table.rows([result], lambda one: ", ".join(one.breaches()) or "holds")[0]
             del row["of seeds"]
             rows.append(row)
     return rows
 
 
-def _runs(bare: Figures, own: Figures) -> dict[str, Sequence[Figures]]:
+def _runs(bare: CellFigures, own: CellFigures) -> dict[str, Sequence[CellFigures]]:
     return {BARE: [bare], SLOTWISE: [own]}
 
 
@@ -116,7 +116,7 @@ def ablate(_bench: Bench, quick: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _switch(name: str, results: Sequence[Result]) -> dict[str, Any]:
+def _switch(name: str, results: Sequence[CellResult]) -> dict[str, Any]:
     own = [one.mean(SLOTWISE) for one in results]
     other = [one.mean(name) for one in results]
     ttft = [table.ratio(a.ttft, b.ttft) for a, b in zip(own, other, strict=True)]
@@ -134,7 +134,7 @@ def _switch(name: str, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def crossings(names: Sequence[str], results: Sequence[Result]) -> list[dict[str, Any]]:
+def crossings(names: Sequence[str], results: Sequence[CellResult]) -> list[dict[str, Any]]:
     """The cells that do not hold, or not with one of these switches, and which switches do it."""
     rows = []
     for one in results:
@@ -154,7 +154,7 @@ def crossings(names: Sequence[str], results: Sequence[Result]) -> list[dict[str,
     return rows
 
 
-def _by_cell(names: Sequence[str], results: Sequence[Result]) -> list[dict[str, Any]]:
+def _by_cell(names: Sequence[str], results: Sequence[CellResult]) -> list[dict[str, Any]]:
     rows = []
     for one in results:
         own = one.mean(SLOTWISE)

@@ -34,7 +34,7 @@ from slotwise.bench.floor.table import (
     RAM,
     SLOTS,
     UNFELT_S,
-    Figures,
+    CellFigures,
     as_workload,
     inside,
     pace_s,
@@ -55,7 +55,7 @@ _TRYING = 0.7  # of the time; the rest is for the means and for smaller workload
 _MOVED = 0.05  # of a pause, at most
 
 
-class Case(NamedTuple):
+class Candidate(NamedTuple):
     """One workload: shapes with their seeds, and of all their lanes those that are kept, each with
     how many of its turns."""
 
@@ -91,10 +91,10 @@ class Case(NamedTuple):
 class Found:
     """How a case went."""
 
-    case: Case
+    case: Candidate
     requests: int
-    bare: Figures
-    own: Figures
+    bare: CellFigures
+    own: CellFigures
 
     @property
     def ttft(self) -> float:
@@ -113,14 +113,14 @@ class Found:
         return max((self.ttft - 1) / (TTFT - 1) if felt else 0.0, self.behind / REUSE)
 
 
-def draw(rng: Random) -> Case:
+def draw(rng: Random) -> Candidate:
     """A random case over the ranges of the floor."""
     shapes = rng.sample(list(SHAPES), rng.randint(1, _MOST_SHAPES))
     parts = tuple((shape, rng.randrange(1, 1_000_000)) for shape in shapes)
-    return Case(parts, rng.choice(SLOTS), rng.choice(RAM), rng.choice(COSTS))
+    return Candidate(parts, rng.choice(SLOTS), rng.choice(RAM), rng.choice(COSTS))
 
 
-def lanes(case: Case) -> list[Lane]:
+def lanes(case: Candidate) -> list[Lane]:
     """What its clients send."""
     pace = pace_s(cost_model.load(case.cost))
     made = [
@@ -131,12 +131,12 @@ def lanes(case: Case) -> list[Lane]:
     return [made[lane][:turns] for lane, turns in case.kept] if case.kept else made
 
 
-def tried(case: Case) -> Found:
+def tried(case: Candidate) -> Found:
     """Serve it both ways."""
     return both(case, lanes(case))
 
 
-def both(case: Case, made: Sequence[Lane], names: Sequence[str] = (BARE, SLOTWISE)) -> Found:
+def both(case: Candidate, made: Sequence[Lane], names: Sequence[str] = (BARE, SLOTWISE)) -> Found:
     asked = as_workload(made)
     cost = inside(cost_model.load(case.cost))
     done = serve(asked, case.slots, case.ram, cost, names)
@@ -160,7 +160,7 @@ def by_chance(found: Found) -> Found:
     return replace(found, own=other.bare)
 
 
-def steady(case: Case) -> Found:
+def steady(case: Candidate) -> Found:
     """In the mean over copies with moved pauses."""
     made = lanes(case)
     copies = [both(case, moved(made, seed)) for seed in range(COPIES)]
@@ -168,8 +168,10 @@ def steady(case: Case) -> Found:
     return replace(copies[0], bare=bare, own=own)
 
 
-def _mean(done: Sequence[Figures]) -> Figures:
-    return Figures(*(fmean(getattr(one, field.name) for one in done) for field in fields(Figures)))
+def _mean(done: Sequence[CellFigures]) -> CellFigures:
+    return CellFigures(
+        *(fmean(getattr(one, field.name) for one in done) for field in fields(CellFigures))
+    )
 
 
 def shrunk(found: Found, until: float) -> Found:
@@ -229,7 +231,7 @@ def search(seed: int, seconds: float, told: Callable[[Tally], None]) -> Tally:
     return tally
 
 
-def _both(case: Case) -> tuple[Found, Found]:
+def _both(case: Candidate) -> tuple[Found, Found]:
     found = tried(case)
     return found, by_chance(found)
 

@@ -51,7 +51,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CellFigures:
     """Of one run. Times in seconds."""
 
     reuse: float
@@ -72,12 +72,12 @@ class Figures:
         )
 
 
-def figures(run: Run) -> Figures:
+def figures(run: Run) -> CellFigures:
     """What clients saw. Who gave up before a token came has waited for at least so long."""
     ttft = [_ttft_s(served) for served in run.served]
     prompt = sum(served.ask.prompt_tokens for served in run.served if served.begun >= 0)
     cached = sum(served.cached for served in run.served)
-    return Figures.of(ttft, cached, prompt, run.ended)
+    return CellFigures.of(ttft, cached, prompt, run.ended)
 
 
 def _ttft_s(served: Served) -> float:
@@ -91,7 +91,7 @@ def _ttft_s(served: Served) -> float:
 
 def run_cell(
     cell: Cell, seed: int, names: Sequence[str] = (BARE, SLOTWISE), params: Params | None = None
-) -> dict[str, Figures]:
+) -> dict[str, CellFigures]:
     """The figures of each arm; ``params``: slotwise's rules, without costs and RAM cache."""
     cost = inside(cost_model.load(cell.cost))
     asked = as_workload(workload(cell.shape, seed, pace_s(cost)))
@@ -105,7 +105,7 @@ def serve(
     cost: CostModel,
     names: Sequence[str] = (BARE, SLOTWISE),
     params: Params | None = None,
-) -> dict[str, Figures]:
+) -> dict[str, CellFigures]:
     """The same for any workload."""
     park = park_tokens(asked, ram)
     return {
@@ -227,7 +227,7 @@ SLOTS = (1, 2, 4, 8)
 COSTS = ("gb10", "tiny")
 
 
-class Rule(NamedTuple):
+class FloorRule(NamedTuple):
     """How far behind the bare engine slotwise may be: reuse in points, times as ratios."""
 
     reuse: float = 0.01
@@ -237,24 +237,26 @@ class Rule(NamedTuple):
     wall: float = 1.05
 
 
-RULE = Rule()
+RULE = FloorRule()
 UNFELT_S = 0.005
 """A time that differs by less is not felt, whatever the ratio: with the tiny costs many first
 tokens come within 10 ms, and the simulator's timers are 1 ms late as real ones are."""
 
-Runs = Mapping[str, Sequence[Figures]]  # by arm, one for each seed
+Runs = Mapping[str, Sequence[CellFigures]]  # by arm, one for each seed
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CellResult:
     """One cell, served by several arms with the same seeds."""
 
     cell: Cell
     runs: Runs
 
-    def mean(self, arm: str) -> Figures:
+    def mean(self, arm: str) -> CellFigures:
         of_arm = self.runs[arm]
-        return Figures(*(fmean(getattr(one, f.name) for one in of_arm) for f in fields(Figures)))
+        return CellFigures(
+            *(fmean(getattr(one, f.name) for one in of_arm) for f in fields(CellFigures))
+        )
 
     def breaches(self, arm: str = SLOTWISE) -> list[str]:
         """What is outside the rule, in words."""
@@ -271,7 +273,7 @@ def ratio(bare: float, own: float) -> float:
     return own / max(bare, 1e-9)
 
 
-def breaches(bare: Figures, own: Figures) -> list[str]:
+def breaches(bare: CellFigures, own: CellFigures) -> list[str]:
     """What of these figures is outside the rule, each as ``ttft 1.32``."""
     found = []
     if own.reuse < bare.reuse - RULE.reuse:
@@ -295,7 +297,7 @@ def cells(
 
 def run(
     wanted: Sequence[Cell], seeds: Sequence[int], arms: Sequence[str] = (BARE, SLOTWISE)
-) -> Iterator[Result]:
+) -> Iterator[CellResult]:
     """Serve every cell with every seed, on all cores, and say how far it is."""
     context = multiprocessing.get_context("forkserver")
     with (
@@ -303,24 +305,28 @@ def run(
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
         task = progress.add_task("simulating", total=len(wanted))
-        pending: list[Future[Result]] = [pool.submit(_one, cell, seeds, arms) for cell in wanted]
+        pending: list[Future[CellResult]] = [
+            pool.submit(_one, cell, seeds, arms) for cell in wanted
+        ]
         for done in pending:
             result = done.result()
             progress.update(task, advance=1, description=str(result.cell))
             yield result
 
 
-def _one(cell: Cell, seeds: Sequence[int], arms: Sequence[str]) -> Result:
+def _one(cell: Cell, seeds: Sequence[int], arms: Sequence[str]) -> CellResult:
     by_seed = [run_cell(cell, seed, arms) for seed in seeds]
-    return Result(cell, {arm: [runs[arm] for runs in by_seed] for arm in arms})
+    return CellResult(cell, {arm: [runs[arm] for runs in by_seed] for arm in arms})
 
 
-def rows(results: Iterable[Result], verdict: Callable[[Result], str]) -> list[dict[str, Any]]:
+def rows(
+    results: Iterable[CellResult], verdict: Callable[[CellResult], str]
+) -> list[dict[str, Any]]:
     """The table's rows: the bare engine's figure, and slotwise's beside it."""
     return [_shown(result) | {"verdict": verdict(result)} for result in results]
 
 
-def _shown(result: Result) -> dict[str, Any]:
+def _shown(result: CellResult) -> dict[str, Any]:
     cell, bare, own = result.cell, result.mean(BARE), result.mean(SLOTWISE)
     low, high = result.spread("ttft")
     return {

@@ -43,7 +43,7 @@ _BEST_USE, _INFINITE = "bound: best use of", "bound: infinite cache"
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ComparedArm:
     """One way to serve the calls; ``start`` makes its server."""
 
     name: str
@@ -51,7 +51,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Comparison:
     """What is measured.
 
     One moment after the other, or with ``concurrent`` as many lanes as sessions are live: a lane
@@ -79,26 +79,28 @@ class Plan:
         return list(lanes.values())
 
 
-def arms(model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS) -> Iterator[Arm]:
+def arms(
+    model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS
+) -> Iterator[ComparedArm]:
     """Bare engine as it comes, with explicit slots, without RAM cache; slotwise without and with.
 
     A bare engine started without ``-np`` makes four slots over one unified KV.
     """
     context = ("-c", str(slots * ctx))
     explicit = (*context, "-np", str(slots))
-    yield Arm("bare, plain defaults", engines.bare(model, context, binary))
-    yield Arm(f"bare -np {slots}", engines.bare(model, explicit, binary))
+    yield ComparedArm("bare, plain defaults", engines.bare(model, context, binary))
+    yield ComparedArm(f"bare -np {slots}", engines.bare(model, explicit, binary))
     without = (*explicit, "--cache-ram", "0")
-    yield Arm(f"bare -np {slots} --cache-ram 0", engines.bare(model, without, binary))
-    yield Arm(SLOTWISE, engines.slotwise(model, slots, slots * ctx, 0, binary))
-    yield Arm(
+    yield ComparedArm(f"bare -np {slots} --cache-ram 0", engines.bare(model, without, binary))
+    yield ComparedArm(SLOTWISE, engines.slotwise(model, slots, slots * ctx, 0, binary))
+    yield ComparedArm(
         f"slotwise, RAM cache {CACHE_RAM_MIB} MiB",
         engines.slotwise(model, slots, slots * ctx, CACHE_RAM_MIB, binary),
     )
 
 
 async def send_all(
-    server: Server, plan: Plan, progress: Progress, title: str
+    server: Server, plan: Comparison, progress: Progress, title: str
 ) -> tuple[list[client.Answer], float]:
     """All answers in the order of the calls, and the wall time in seconds."""
     calls, lanes = plan.calls, plan.lanes()
@@ -144,7 +146,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-async def bound_rows(server: Server, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
+async def bound_rows(server: Server, plan: Comparison, progress: Progress) -> list[dict[str, Any]]:
     """Both bounds, on the tokens of the engine's own template and tokenizer.
 
     They hold for the drawn order; calls that run together may be served in another.
@@ -171,7 +173,7 @@ async def bound_rows(server: Server, plan: Plan, progress: Progress) -> list[dic
     ]
 
 
-def measure(plan: Plan, chosen: Sequence[Arm], console: Console) -> dict[str, Any]:
+def measure(plan: Comparison, chosen: Sequence[ComparedArm], console: Console) -> dict[str, Any]:
     """Run every arm; the table's rows and each arm's launch lines."""
     rows: list[dict[str, Any]] = []
     bound: list[dict[str, Any]] = []
@@ -235,11 +237,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _wanted(options: argparse.Namespace, seed: int) -> tuple[Plan, list[Arm]]:
+def _wanted(options: argparse.Namespace, seed: int) -> tuple[Comparison, list[ComparedArm]]:
     """The calls in the order of this seed, and every arm."""
     model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
     moments = workload.moments(options.trace, options.live, seed)[: options.calls]
-    plan = Plan(moments, options.live, options.slots, options.concurrent, options.max_tokens)
+    plan = Comparison(moments, options.live, options.slots, options.concurrent, options.max_tokens)
     return plan, list(arms(model, options.slots, options.binary, options.ctx))
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slotwise.bench.run import client, scripts, sender
-from slotwise.bench.run.scripts import ORDERS, JournalReader, Wanted
+from slotwise.bench.run.scripts import ORDERS, JournalReader, ScriptOptions
 from slotwise.bench.run.sender import Chat, How, Outcome, ReplayError, Script, Sent
 from slotwise.bench.trace import blocks
 from slotwise.bench.trace.report import cell, count, parser_of, percentile, seconds, url
@@ -177,7 +177,7 @@ def run(options: argparse.Namespace, journal: JournalReader | None = None) -> in
 
 
 def _script(options: argparse.Namespace, journal: JournalReader | None) -> Script:
-    wanted = Wanted(
+    wanted = ScriptOptions(
         sessions=options.sessions,
         order=options.order,
         total=options.total,
@@ -244,7 +244,7 @@ def _show(outcome: Outcome) -> None:
 async def _as_block_trace(outcome: Outcome, options: argparse.Namespace) -> bytes:
     """The replay as Mooncake's lines; chats are tokenized by the server they were sent to."""
     how = _how(options)
-    entries: list[blocks.Entry] = []
+    entries: list[blocks.BlockEntry] = []
     ended: dict[str, float] = {}
     async with client.connection() as connection:
         connection.headers.update(how.headers)
@@ -253,7 +253,7 @@ async def _as_block_trace(outcome: Outcome, options: argparse.Namespace) -> byte
                 continue
             name = sent.step.session
             entries.append(
-                blocks.Entry(
+                blocks.BlockEntry(
                     session=name,
                     started_s=sent.started_s,
                     delay_s=max(0.0, sent.started_s - ended.get(name, sent.started_s)),

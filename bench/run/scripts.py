@@ -38,7 +38,7 @@ JournalReader = Callable[[Path], Entries]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ScriptOptions:
     """How a file becomes a script."""
 
     sessions: int = 4  # live at a time
@@ -62,7 +62,7 @@ class Wanted:
         return max(1, min(tokens, self.most_output))
 
 
-def read(name: str, wanted: Wanted, journal: JournalReader | None = None) -> Script:
+def read(name: str, wanted: ScriptOptions, journal: JournalReader | None = None) -> Script:
     """The script of a trace or a made-up workload, by its path or name; raises ``ValueError``.
 
     ``journal`` reads slotwise's own journal.
@@ -84,7 +84,7 @@ def _is_journal(path: Path) -> bool:
         return file.read(len(_JOURNAL_HEAD)) == _JOURNAL_HEAD
 
 
-def _ordered(script: Script, wanted: Wanted) -> Script:
+def _ordered(script: Script, wanted: ScriptOptions) -> Script:
     """In one lane and without pauses, where calls are to come one at a time."""
     if wanted.order not in _ONE_AT_A_TIME or script.open_loop:
         return script
@@ -96,12 +96,12 @@ def _ordered(script: Script, wanted: Wanted) -> Script:
     return Script([[replace(step, pause_s=0.0) for step in lane] for lane in lanes], live=1)
 
 
-def _drawn(sessions: list[list[Step]], wanted: Wanted) -> list[Step]:
+def _drawn(sessions: list[list[Step]], wanted: ScriptOptions) -> list[Step]:
     waiting = [session[::-1] for session in sessions[::-1]]  # pop() takes the first of the next
     return workload.drawn(waiting, wanted.sessions, random.Random(wanted.seed))
 
 
-def _chosen(sessions: list[list[Step]], wanted: Wanted) -> Script:
+def _chosen(sessions: list[list[Step]], wanted: ScriptOptions) -> Script:
     """The sessions that are wanted, cut to their first calls."""
     if wanted.order in ("shuffled", "drawn"):
         random.Random(wanted.seed).shuffle(sessions)
@@ -109,7 +109,7 @@ def _chosen(sessions: list[list[Step]], wanted: Wanted) -> Script:
     return Script(cut, wanted.sessions)
 
 
-def _block_workload(path: Path, wanted: Wanted) -> asks.Workload:
+def _block_workload(path: Path, wanted: ScriptOptions) -> asks.Workload:
     shape = asks.Shape(
         sessions=wanted.sessions,
         total=wanted.total,
@@ -131,7 +131,7 @@ def _block_workload(path: Path, wanted: Wanted) -> asks.Workload:
 # ---------------------------------------------------------------- recorded chats
 
 
-def of_calls(calls: Iterable[Call], wanted: Wanted) -> Script:
+def of_calls(calls: Iterable[Call], wanted: ScriptOptions) -> Script:
     """The calls of a text trace; raises ``ValueError`` where an open loop has no times."""
     steps = [_step(call, place, wanted) for place, call in enumerate(calls)]
     if wanted.is_open:
@@ -143,7 +143,7 @@ def of_calls(calls: Iterable[Call], wanted: Wanted) -> Script:
     return _chosen([_paused(session, wanted, rng) for session in sessions.values()], wanted)
 
 
-def _at_their_times(steps: list[Step], wanted: Wanted) -> Script:
+def _at_their_times(steps: list[Step], wanted: ScriptOptions) -> Script:
     timed = [(t, step) for step in steps if (t := _time(step)) is not None]
     if len(timed) < len(steps):
         missing = len(steps) - len(timed)
@@ -153,7 +153,7 @@ def _at_their_times(steps: list[Step], wanted: Wanted) -> Script:
     return Script(sessions, open_loop=True)
 
 
-def _step(call: Call, place: int, wanted: Wanted) -> Step:
+def _step(call: Call, place: int, wanted: ScriptOptions) -> Step:
     name = f"{call.session}.{call.turn}.{place}"
     return Step(name, call.session, Chat(call), wanted.output(call.max_tokens), place=place)
 
@@ -162,7 +162,7 @@ def _time(step: Step) -> float | None:
     return step.prompt.call.t if isinstance(step.prompt, Chat) else None
 
 
-def _paused(session: list[Step], wanted: Wanted, rng: random.Random) -> list[Step]:
+def _paused(session: list[Step], wanted: ScriptOptions, rng: random.Random) -> list[Step]:
     """With the pauses before all but the first; recorded times include the answer before."""
     paused = session[:1]
     for before, step in pairwise(session):
@@ -174,7 +174,7 @@ def _paused(session: list[Step], wanted: Wanted, rng: random.Random) -> list[Ste
     return paused
 
 
-def made_up(name: str, wanted: Wanted) -> Script:
+def made_up(name: str, wanted: ScriptOptions) -> Script:
     """Conversations with title jobs, or one-shots with a long common preamble."""
     sessions: dict[str, list[Step]] = {}
     for place, moment in enumerate(workload.moments(name, wanted.sessions, wanted.seed)):
@@ -188,7 +188,7 @@ def made_up(name: str, wanted: Wanted) -> Script:
 # ---------------------------------------------------------------- our own journal
 
 
-def of_journal(entries: Entries, wanted: Wanted) -> Script:
+def of_journal(entries: Entries, wanted: ScriptOptions) -> Script:
     """What clients asked of slotwise: each conversation a session, with the pauses it had.
 
     Prompts are the ids the server served. A request without a conversation is one of its own.

@@ -31,7 +31,7 @@ Policy = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ServedArm:
     """One way to serve a script. ``slots``: of its engine, for the bounds."""
 
     name: str
@@ -45,7 +45,7 @@ class Arm:
 class Played:
     """What an arm made of a script."""
 
-    arm: Arm
+    arm: ServedArm
     outcome: Outcome
     launch_lines: list[str] = field(default_factory=list)
 
@@ -62,29 +62,29 @@ class Bench:
 
     # ------------------------------------------------------------ arms
 
-    def bare(self, name: str, slots: int, *flags: str, ram_tokens: int = 0) -> Arm:
+    def bare(self, name: str, slots: int, *flags: str, ram_tokens: int = 0) -> ServedArm:
         """llama-server as it is, with so many slots and a RAM cache of so many tokens."""
         line = ("-c", str(slots * self.ctx), "-np", str(slots), "--cache-ram", _mib(ram_tokens))
-        return Arm(
+        return ServedArm(
             name,
             lambda: engines.bare(self.model, (*line, *flags), self.binary),
             slots,
             ram_tokens,
         )
 
-    def session_pin(self, name: str, slots: int, ram_tokens: int = 0) -> Arm:
+    def session_pin(self, name: str, slots: int, ram_tokens: int = 0) -> ServedArm:
         """A bare engine whose clients keep each session on one slot."""
         flags = ("--no-cache-idle-slots",)
         return replace(self.bare(name, slots, *flags, ram_tokens=ram_tokens), pin_slots=slots)
 
     def slotwise(
         self, name: str, slots: int, policy: Policy | None = None, ram_tokens: int = 0
-    ) -> Arm:
+    ) -> ServedArm:
         """slotwise with the costs of the tiny model and the rest of the rules as they come."""
         rules = self.rules(policy, ram_tokens)
         ram_mib = int(_mib(ram_tokens))
         ctx = slots * self.ctx
-        return Arm(
+        return ServedArm(
             name,
             lambda: engines.slotwise(self.model, slots, ctx, ram_mib, self.binary, rules),
             slots,
@@ -97,7 +97,7 @@ class Bench:
 
     # ------------------------------------------------------------ runs
 
-    def play(self, arm: Arm, script: Script, **how: Any) -> Played:
+    def play(self, arm: ServedArm, script: Script, **how: Any) -> Played:
         """The script on a fresh server; raises what ``sender.send`` and ``engines`` raise."""
         with self.progress() as progress, arm.start() as server:
             task = progress.add_task(arm.name, total=len(script))

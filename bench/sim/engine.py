@@ -56,7 +56,7 @@ class Output(NamedTuple):
 _LEAST_KEEP = 0.25  # an entry of which less would be kept is not spent on a prompt
 
 
-class RamCache:
+class EngineRamCache:
     """``limit_tokens``: 0 keeps nothing."""
 
     def __init__(self, limit_tokens: int) -> None:
@@ -134,7 +134,7 @@ class EngineModel:
     def __init__(self, setup: EngineSetup, cost: CostModel) -> None:
         self.setup = setup
         self.cost = cost
-        self.ram = RamCache(setup.park_tokens)
+        self.ram = EngineRamCache(setup.park_tokens)
         self.next_at = _NEVER
         self.prefill_s = 0.0
         self.copy_s = 0.0

@@ -59,7 +59,7 @@ def output_tokens(call: BlockCall, shape: Shape) -> int:
     return max(1, min(call.output_tokens, shape.most_output))
 
 
-class Span(NamedTuple):
+class BlockSpan(NamedTuple):
     """Token ids that follow one another."""
 
     first: int
@@ -75,8 +75,8 @@ class Fresh:
     def __init__(self, first: int) -> None:
         self._next = first
 
-    def take(self, count: int) -> Span:
-        span = Span(self._next, max(0, count))
+    def take(self, count: int) -> BlockSpan:
+        span = BlockSpan(self._next, max(0, count))
         self._next += span.length
         return span
 
@@ -88,7 +88,7 @@ class Trunk:
     blocks: Sequence[int]
     size: int  # tokens of a block
     length: int  # tokens
-    rest: Span
+    rest: BlockSpan
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +107,7 @@ class Beginning:
     trunk: Trunk
     prompt_tokens: int
     held: int
-    tail: Span
+    tail: BlockSpan
     first_user_end: int
     turns: int
     output: int
@@ -121,7 +121,7 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class RecordedBlocks:
     """A call as it is recorded: blocks, and behind them ids of nobody's."""
 
     session: str
@@ -130,8 +130,8 @@ class Blocks:
     output: int
     blocks: Sequence[int]
     size: int  # tokens of a block
-    rest: Span  # of the prompt
-    tail: Span  # of the answer
+    rest: BlockSpan  # of the prompt
+    tail: BlockSpan  # of the answer
 
     def row(self) -> Row:
         packed = _ids(self.blocks, self.size)[: _ID_BYTES * self.prompt_tokens]
@@ -142,11 +142,11 @@ class Blocks:
 
 def block_row(
     session: str, turns: int, call: BlockCall, size: int, output: int, fresh: Fresh
-) -> Blocks:
+) -> RecordedBlocks:
     n = call.prompt_tokens
     rest = fresh.take(n - min(n, len(call.blocks) * size))
     tail = fresh.take(output - 1)
-    return Blocks(session, turns, n, output, call.blocks, size, rest, tail)
+    return RecordedBlocks(session, turns, n, output, call.blocks, size, rest, tail)
 
 
 def session_rows(
@@ -211,14 +211,14 @@ class _Cut(NamedTuple):
 
     trunk: Trunk
     held: int  # tokens of it that prompt and answer repeat
-    tail: Span
+    tail: BlockSpan
 
 
 def _cuts(
     lengths: list[int], rows: list[list[int]], outputs: list[int], size: int, fresh: Fresh
 ) -> list[_Cut]:
     """Of every call; from the last call to the first."""
-    nothing = _Cut(Trunk(array("Q"), size, 0, Span(0, 0)), 0, Span(0, 0))
+    nothing = _Cut(Trunk(array("Q"), size, 0, BlockSpan(0, 0)), 0, BlockSpan(0, 0))
     cuts = [nothing] * len(lengths)
     for k, n in reversed(list(enumerate(lengths))):
         full = n + outputs[k] - 1  # the last token is sampled and never fed back
@@ -328,7 +328,7 @@ class Recorded:
             for k, (source, call) in enumerate(zip(self._rows[number], calls, strict=True))
         ]
 
-    def _global(self, name: str, k: int, call: BlockCall) -> Blocks:
+    def _global(self, name: str, k: int, call: BlockCall) -> RecordedBlocks:
         """A call whose block ids mean the same in every session; its answer is nobody's."""
         return block_row(
             name, k + 1, call, self._size, output_tokens(call, self._shape), self._fresh

@@ -36,7 +36,7 @@ from slotwise.proxy.core.events import (
     Tick,
     WakeAt,
 )
-from slotwise.proxy.engine.pace import Asking, Pace
+from slotwise.proxy.engine.pace import Pace, SlotsPacer
 
 WINDOW_TOKENS = 1 << 20  # no prompt is too long: windows are another question
 _TIMER_LATE_S = 1e-3  # as real timers are
@@ -98,7 +98,7 @@ class _Simulation:
         self._result = Run(arm.name)
         self._wake: float | None = None
         self._asked = False  # for /slots
-        self._asking = Asking(Pace())
+        self._asking = SlotsPacer(Pace())
         self._sent: set[str] = set()  # requests that reached the engine or are on their way
         self._streams = arm.setup.streams
         self._then: dict[str, Callable[[float], None]] = {}

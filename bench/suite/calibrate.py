@@ -21,7 +21,7 @@ import yaml
 from scipy.optimize import nnls
 
 from slotwise.bench.run import client, served
-from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Chat, Outcome, Script, Step
 from slotwise.bench.run.served import Bench
 from slotwise.bench.sim import arms
@@ -288,7 +288,7 @@ class Calibrated:
 
 def calibrated(bench: Bench, quick: bool) -> Calibrated:
     """From replays on this machine; raises what a replay raises."""
-    wanted = Wanted(total=2 if quick else None, most_output=MOST_OUTPUT, order="file")
+    wanted = ScriptOptions(total=2 if quick else None, most_output=MOST_OUTPUT, order="file")
     alone = _one_by_one(of_calls(trace.read(TRACE), wanted))
     measured = points(bench.play(bench.bare("fit", 1), alone).outcome)
     through = points(bench.play(bench.slotwise("fit through slotwise", 1), alone).outcome)
@@ -323,7 +323,7 @@ def _one_by_one(script: Script) -> Script:
 def _step_s(bench: Bench, together: int, depth_s: float) -> float:
     """Seconds of a decode step of so many sequences, without context."""
     calls = [c for n in range(together) for c in workload.conversation(f"d{n}", 1, 20, _DECODED)]
-    script = of_calls(calls, Wanted(sessions=together, order="file", most_output=_DECODED))
+    script = of_calls(calls, ScriptOptions(sessions=together, order="file", most_output=_DECODED))
     arm = bench.bare(f"decode of {together}", SLOTS)
     return decode_step_s(points(bench.play(arm, script).outcome), depth_s)
 
@@ -337,7 +337,7 @@ def _copy_tokens_per_s(bench: Bench) -> float:
         replace(next(workload.conversation(name, 1, _COPY_TOKENS // 2, 2)), turn=place)
         for place, name in enumerate(turns)
     ]
-    script = of_calls(calls, Wanted(order="insertion", most_output=1))
+    script = of_calls(calls, ScriptOptions(order="insertion", most_output=1))
     lane = sorted((step for one in script.sessions for step in one), key=lambda step: step.place)
     outcome = bench.play(bench.bare("copies", 1, ram_tokens=ram), Script([lane], live=1)).outcome
     seconds = [sent.answer.ttft_s for sent in outcome.calls if sent.answer is not None]
@@ -346,7 +346,7 @@ def _copy_tokens_per_s(bench: Bench) -> float:
 
 
 def _crowded(
-    bench: Bench, cold: Script, known: Prompts, cost: CostModel, arm: served.Arm, model: Arm
+    bench: Bench, cold: Script, known: Prompts, cost: CostModel, arm: served.ServedArm, model: Arm
 ) -> CostModel:
     """The cost model with how many times as long work takes beside other work.
 

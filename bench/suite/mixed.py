@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from slotwise.bench.run import engines, replay, served
-from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Script, Step
-from slotwise.bench.run.served import Arm, Bench, Played
+from slotwise.bench.run.served import Bench, Played, ServedArm
 from slotwise.bench.suite.slots import SLOTS, launches
 from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.report import markdown_table
@@ -31,7 +31,7 @@ THINK_S = 9.0  # median of pauses that were not recorded
 THINK_SCALE = 1 / 30  # the tiny model reads as much faster than a big one
 
 
-def four_arms(bench: Bench, ram_tokens: int) -> list[Arm]:
+def four_arms(bench: Bench, ram_tokens: int) -> list[ServedArm]:
     """Everybody with the same slots and the same RAM cache."""
     bare = f"bare -np {SLOTS}"
     no_snapshots = "--no-cache-idle-slots"
@@ -86,7 +86,7 @@ def table(
 def all_traces(bench: Bench, quick: bool, ram_tokens: int) -> str:
     """All text traces mixed, 8 and 16 sessions on four slots."""
     calls = [call for name in TRACES for call in trace.read(name)]
-    wanted = Wanted(
+    wanted = ScriptOptions(
         total=8 if quick else TOTAL,
         calls=5 if quick else MOST_CALLS,
         most_output=MOST_OUTPUT,
@@ -122,7 +122,7 @@ def alone(bench: Bench, quick: bool) -> str:
     played: list[Played] = []
     about = []
     for name in ("sweagent", "miniswe"):
-        wanted = Wanted(
+        wanted = ScriptOptions(
             calls=4 if quick else MOST_CALLS, most_output=MOST_OUTPUT, think_s=THINK_S, seed=SEED
         )
         script = of_calls(trace.read(name), replace(wanted, sessions=SLOTS))
@@ -169,7 +169,7 @@ def _about(script: Script, tokens: dict[str, Tokens], ram_tokens: int) -> str:
 def collapse(bench: Bench, quick: bool) -> str:
     """Under which condition four slots lose a preamble that one slot keeps."""
     calls = workload.newsroom(12 if quick else 66, head_words=2361, own_words=385)
-    script = of_calls(calls, Wanted(sessions=4, order="file", most_output=16))
+    script = of_calls(calls, ScriptOptions(sessions=4, order="file", most_output=16))
     first = replace(script, sessions=script.sessions[:4])
     beside = replace(
         script, sessions=[_with_side_jobs(n, s) for n, s in enumerate(script.sessions)]
@@ -194,7 +194,7 @@ def collapse(bench: Bench, quick: bool) -> str:
             row[f"-np {slots}"] = served.reuse_of(outcome, lambda step: not step.side)
         rows.append(row)
     plain = engines.bare(bench.model, ("-c", str(4 * bench.ctx)), bench.binary)
-    defaults = bench.play(Arm("plain defaults", lambda: plain, 4), script).outcome
+    defaults = bench.play(ServedArm("plain defaults", lambda: plain, 4), script).outcome
     reuse = served.reuse_of(defaults, lambda step: True)
     rows.append({"condition": "plain defaults (no -np)", "-np 1": None, "-np 4": reuse})
     return (
@@ -211,7 +211,7 @@ def collapse(bench: Bench, quick: bool) -> str:
 
 def _with_side_jobs(number: int, session: Sequence[Step]) -> list[Step]:
     (step,) = session
-    (job,) = of_calls([_side(number)], Wanted(most_output=16)).sessions[0]
+    (job,) = of_calls([_side(number)], ScriptOptions(most_output=16)).sessions[0]
     return [replace(step, beside=(replace(job, side=True),))]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from slotwise.bench.run import replay, served
-from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Script, Step
 from slotwise.bench.run.served import Bench
 from slotwise.bench.sim import arms
@@ -48,7 +48,7 @@ _ERRORS = 2.0  # standard errors in which nothing is said
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """What one run showed: share of the prompt tokens reused, means in seconds."""
 
     reuse: float
@@ -60,8 +60,8 @@ class Figures:
 class Pair:
     """The same seed on both sides."""
 
-    simulated: Figures
-    replayed: Figures
+    simulated: RunFigures
+    replayed: RunFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ _SHAKE_S = 0.02  # a pause is at most so much longer: what a call takes differs 
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RealitySetup:
     """In which order calls come, how large the RAM cache is, and how many seeds that needs."""
 
     closed_loop: bool
@@ -198,10 +198,10 @@ class Setup:
 
 
 SETUPS = (
-    Setup(True, PARK_TOKENS, 3),
-    Setup(True, 0, 4),
-    Setup(False, PARK_TOKENS, 2),
-    Setup(False, 0, 3),
+    RealitySetup(True, PARK_TOKENS, 3),
+    RealitySetup(True, 0, 4),
+    RealitySetup(False, PARK_TOKENS, 2),
+    RealitySetup(False, 0, 3),
 )
 
 
@@ -239,7 +239,7 @@ def reality(bench: Bench, quick: bool) -> str:
 
 
 def _script(quick: bool, seed: int) -> Script:
-    wanted = Wanted(
+    wanted = ScriptOptions(
         total=4 if quick else None,
         calls=4 if quick else MOST_CALLS,
         most_output=MOST_OUTPUT,
@@ -266,7 +266,7 @@ def _one_at_a_time(script: Script, seed: int) -> Script:
 
 
 def _pairs(
-    bench: Bench, setup: Setup, script: Script, known: Prompts, costs: Calibrated
+    bench: Bench, setup: RealitySetup, script: Script, known: Prompts, costs: Calibrated
 ) -> list[tuple[str, Pair]]:
     """Every arm on both sides."""
     params, faults = from_mapping(bench.rules(None, setup.ram_tokens))
@@ -285,21 +285,25 @@ def _more_s(rng: random.Random) -> float:
     return rng.uniform(0, _SHAKE_S)
 
 
-def _replayed(bench: Bench, setup: Setup, script: Script, arm: served.Arm) -> Figures:
+def _replayed(
+    bench: Bench, setup: RealitySetup, script: Script, arm: served.ServedArm
+) -> RunFigures:
     told = replay.row(bench.play(arm, script, think_scale=THINK_SCALE).outcome)
     # a lane of calls one at a time holds many sessions, which end when it ends
-    return Figures(told["reuse"], told["TTFT s"], told["session s"] if setup.closed_loop else None)
+    return RunFigures(
+        told["reuse"], told["TTFT s"], told["session s"] if setup.closed_loop else None
+    )
 
 
 def _simulated(
-    setup: Setup, script: Script, known: Prompts, model: Arm, cost: CostModel
-) -> Figures:
+    setup: RealitySetup, script: Script, known: Prompts, model: Arm, cost: CostModel
+) -> RunFigures:
     runs = []
     for number in range(_SHAKEN):
         workload = as_workload(script, known, THINK_SCALE, partial(_more_s, random.Random(number)))
         runs.append(tables.figures(simulate(workload, model, cost)))
     minutes = fmean(run["session min"] for run in runs)
-    return Figures(
+    return RunFigures(
         fmean(run["reuse"] for run in runs),
         fmean(run["TTFT s"] for run in runs),
         60 * minutes if setup.closed_loop else None,

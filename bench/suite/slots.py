@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from slotwise.bench.run import replay, served
-from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Outcome, Script, Step
 from slotwise.bench.run.served import Bench, Played
 from slotwise.bench.trace import workload
@@ -52,7 +52,7 @@ def newsroom(bench: Bench, quick: bool) -> str:
     """Stages of a production line: each call new, behind a preamble that all share."""
     calls = workload.newsroom(12 if quick else 66, head_words=2361, own_words=385)
     calls = [replace(call, max_tokens=322) for call in calls]
-    script = of_calls(calls, Wanted(sessions=4, order="file", most_output=322))
+    script = of_calls(calls, ScriptOptions(sessions=4, order="file", most_output=322))
     tokens = bench.tokens(script)
     arms = [
         bench.bare("bare -np 1", 1),
@@ -90,7 +90,7 @@ def agents(bench: Bench, quick: bool) -> str:
     """Two sessions that grow, without a pause: together, and one after the other."""
     rounds, turns = (1, 6) if quick else (5, 20)
     calls = [c for name in "ab" for c in _agent(name, turns)]
-    together = of_calls(calls, Wanted(sessions=2, order="file", most_output=64))
+    together = of_calls(calls, ScriptOptions(sessions=2, order="file", most_output=64))
     in_turn = replace(together, live=1)
     tokens = bench.tokens(together)
     arms = {
@@ -151,7 +151,7 @@ def _agent(name: str, turns: int) -> list[Call]:
 def _titles(turns: int) -> Script:
     """Three conversations that grow by 600 tokens a turn, a title job of 300 after each turn."""
     moments = workload.conversations_with_titles(3, turns, 285, 135)
-    wanted = Wanted(sessions=3, order="file", most_output=32)
+    wanted = ScriptOptions(sessions=3, order="file", most_output=32)
     lanes: dict[str, list[Step]] = {}
     for turn, title in moments:
         (main,), (job,) = (of_calls([call], wanted).sessions[0] for call in (turn, title))

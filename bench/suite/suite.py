@@ -88,25 +88,25 @@ Measure = Callable[[Bench, bool], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Measurement:
     """One measurement: what it shows, and what makes the body of its file."""
 
     what: str
     measure: Measure
 
 
-SUITE: Mapping[str, Entry] = {
-    "newsroom": Entry("66 one-shot calls with a long common preamble", slots.newsroom),
-    "agents": Entry("two agent sessions at once and one after the other", slots.agents),
-    "titles": Entry("three conversations with title jobs, no RAM cache", slots.titles),
-    "ram-cache": Entry("reuse against the size of the RAM cache", slots.ram_cache),
-    "mixed": Entry("recorded agents and chats mixed, with a RAM cache", mixed.mixed),
-    "mixed-no-ram": Entry("the same without a RAM cache", mixed.mixed_without),
-    "alone": Entry("one recorded agent at a time, as many as slots", mixed.alone),
-    "collapse": Entry("when four slots lose what one slot keeps", mixed.collapse),
-    "claude-code": Entry("Claude Code sessions under load, simulated", claude_code),
-    "floor": Entry("never worse than the engine alone: many workloads", floor_report.measure),
-    "simulator": Entry("the simulator against the engine", reality.reality),
+SUITE: Mapping[str, Measurement] = {
+    "newsroom": Measurement("66 one-shot calls with a long common preamble", slots.newsroom),
+    "agents": Measurement("two agent sessions at once and one after the other", slots.agents),
+    "titles": Measurement("three conversations with title jobs, no RAM cache", slots.titles),
+    "ram-cache": Measurement("reuse against the size of the RAM cache", slots.ram_cache),
+    "mixed": Measurement("recorded agents and chats mixed, with a RAM cache", mixed.mixed),
+    "mixed-no-ram": Measurement("the same without a RAM cache", mixed.mixed_without),
+    "alone": Measurement("one recorded agent at a time, as many as slots", mixed.alone),
+    "collapse": Measurement("when four slots lose what one slot keeps", mixed.collapse),
+    "claude-code": Measurement("Claude Code sessions under load, simulated", claude_code),
+    "floor": Measurement("never worse than the engine alone: many workloads", floor_report.measure),
+    "simulator": Measurement("the simulator against the engine", reality.reality),
 }
 
 

@@ -138,7 +138,7 @@ _BLOCK_BYTES = 4 * MOONCAKE_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BlockEntry:
     """One call as it was made."""
 
     session: str
@@ -148,7 +148,7 @@ class Entry:
     output_tokens: int
 
 
-def lines(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+def lines(entries: Iterable[BlockEntry]) -> Iterator[dict[str, Any]]:
     """The entries in the order they were made in, as the lines of a trace."""
     numbers: dict[tuple[int, bytes], int] = {}
     known: set[str] = set()

@@ -51,7 +51,7 @@ class RowSource(Protocol):
         """Make it; the same each time."""
 
 
-class Renderer:
+class RowRenderer:
     """Renders and tokenizes calls; not thread-safe (one memo of messages)."""
 
     def __init__(self, tokenizer: Path) -> None:

@@ -44,7 +44,7 @@ from slotwise.proxy.history import explain
 from slotwise.proxy.serving.driver import Driver
 from slotwise.proxy.telemetry import journal
 from slotwise.proxy.telemetry.journal import Journal
-from slotwise.proxy.telemetry.request_log import Ledger
+from slotwise.proxy.telemetry.request_log import RequestLog
 
 log = logging.getLogger("slotwise")
 DRAIN_LIMIT_S = 10  # how long running requests may go on after the first signal
@@ -152,7 +152,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
         raise UsageError(f"--journal {given.journal}: {error.strerror}") from error
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        ledger = Ledger(state_dir / "requests.jsonl")
+        ledger = RequestLog(state_dir / "requests.jsonl")
     except OSError as error:
         raise UsageError(f"--state-dir {state_dir}: {error.strerror}") from error
     outcome = memory_plan.outcome(profiles, state_dir, wiring.machine_of(profiles))

@@ -33,14 +33,14 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """How long the file is at least; how much of it is a table that may stay on disk."""
 
     length_bytes: int
     table_bytes: int = 0
 
 
-def layout(file: BinaryIO, tensors: int, alignment: Any) -> Layout:
+def layout(file: BinaryIO, tensors: int, alignment: Any) -> TensorLayout:
     """Of a file that stands behind its keys.
 
     Raises ``ValueError`` for what no header says, ``struct.error`` where the file ends within it.
@@ -49,11 +49,11 @@ def layout(file: BinaryIO, tensors: int, alignment: Any) -> Layout:
         raise ValueError(f"{tensors} tensors in the header")
     found = [_tensor(file) for _ in range(tensors)]
     if not found:
-        return Layout(file.tell())
+        return TensorLayout(file.tell())
     step = alignment if isinstance(alignment, int) and alignment > 0 else _ALIGNMENT_BYTES
     begin = -(-file.tell() // step) * step
     tables = [size for name, _, size in found if name == _TABLE]
-    return Layout(begin + max(offset + size for _, offset, size in found), sum(tables))
+    return TensorLayout(begin + max(offset + size for _, offset, size in found), sum(tables))
 
 
 def _tensor(file: BinaryIO) -> tuple[bytes, int, int]:

@@ -67,7 +67,7 @@ class ShapeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayerRow:
     """What one layer keeps of one token, in elements; no values: a latent that serves as both."""
 
     keys: int
@@ -81,8 +81,8 @@ class ModelShape:
 
     architecture: str
     layers: int
-    rows: tuple[Row, ...]  # of the layers that keep keys
-    draft_rows: tuple[Row, ...]  # of the model's own draft heads (MTP)
+    rows: tuple[LayerRow, ...]  # of the layers that keep keys
+    draft_rows: tuple[LayerRow, ...]  # of the model's own draft heads (MTP)
     widest_values: int  # over all layers
     window: int  # tokens; 0: no layer has one
     indexer_rows: tuple[int, ...]  # elements of a token, by layer
@@ -143,7 +143,7 @@ class _Reading:
             layers=self.layers,
             rows=tuple(row for row in rows if row is not None),
             draft_rows=tuple(
-                Row(
+                LayerRow(
                     self.kv_heads[il] * self._head_size("key", False),
                     self.kv_heads[il] * self._head_size("value", False),
                 )
@@ -222,7 +222,7 @@ class _Reading:
         full = 0 if dense_first else every - 1
         return window, {il for il in layers if every == 0 or il % every != full}
 
-    def _rows(self, recurrent: set[int], windowed: set[int]) -> list[Row | None]:
+    def _rows(self, recurrent: set[int], windowed: set[int]) -> list[LayerRow | None]:
         keeping = self.layers
         if self.architecture == "gemma3n":
             keeping = min(keeping, GEMMA3N_KV_LAYERS)
@@ -232,7 +232,7 @@ class _Reading:
             self.whole("attention.key_length_mla") and self.whole("attention.value_length_mla")
         )
         feed_forward = self.by_layer("feed_forward_length", [0] * self.blocks)
-        rows: list[Row | None] = []
+        rows: list[LayerRow | None] = []
         for il in range(keeping):
             is_windowed = il in windowed
             keeps = il not in recurrent or self.architecture == "falcon-h1"
@@ -241,7 +241,7 @@ class _Reading:
             heads = self.kv_heads[il]
             keys = heads * self._head_size("key", is_windowed)
             values = 0 if latent else heads * self._head_size("value", is_windowed)
-            rows.append(Row(keys, values, is_windowed) if keeps else None)
+            rows.append(LayerRow(keys, values, is_windowed) if keeps else None)
         return rows
 
     def _indexer(self, recurrent: set[int]) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class MissingExtraError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TinyShape:
     """Size of the model. One head: attention on a CPU costs by the head."""
 
     vocab: int = 3000
@@ -115,13 +115,13 @@ class Shape:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def build(out_dir: Path, shape: Shape | None = None) -> Path:
+def build(out_dir: Path, shape: TinyShape | None = None) -> Path:
     """Path of the GGUF, built unless it is there; ``tokenizer.json`` lies beside it.
 
     Safe to call from several processes at once: each builds aside and one rename wins. Raises
     MissingExtraError without ``gguf`` and ``numpy``, OSError where ``out_dir`` cannot be written.
     """
-    shape = shape or Shape()
+    shape = shape or TinyShape()
     target = Path(out_dir) / f"tiny-{shape.key()}"
     gguf_path = target / GGUF_NAME
     if gguf_path.exists():
@@ -186,7 +186,7 @@ def _train_tokenizer(vocab: int) -> Tokenizer:
     return tokenizer
 
 
-def _write_gguf(path: Path, tokenizer: Tokenizer, shape: Shape) -> None:
+def _write_gguf(path: Path, tokenizer: Tokenizer, shape: TinyShape) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -241,7 +241,7 @@ def _generable(tokens: list[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def _tensors(
-    tokens: list[str], generable: list[int], shape: Shape
+    tokens: list[str], generable: list[int], shape: TinyShape
 ) -> dict[str, NDArray[np.float16] | NDArray[np.float32]]:
     """Random weights, scaled so that the greedy choice depends on what was read."""
     import numpy as np

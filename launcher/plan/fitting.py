@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from slotwise.launcher.plan import plan as planning
-from slotwise.launcher.plan.plan import GIB, NO_LIMIT, CacheError, Engine, Plan
+from slotwise.launcher.plan.plan import GIB, NO_LIMIT, CacheError, EnginePlan, PlannedEngine
 
 
 @dataclass(frozen=True, slots=True)
-class Headroom:
+class LoadHeadroom:
     """The machine's memory as a newcomer finds it, all in bytes.
 
     ``growth_bytes``: what the engines that run may still take. ``margin_bytes``: what has to stay
@@ -43,7 +43,7 @@ def growth_to_come(peak_bytes: int, now_bytes: int) -> int:
     return max(0, peak_bytes - now_bytes)
 
 
-def verdict(claim_bytes: int, headroom: Headroom) -> Verdict:
+def verdict(claim_bytes: int, headroom: LoadHeadroom) -> Verdict:
     """Whether ``available - growth - claim >= floor + margin``, in words with these figures."""
     left = headroom.available_bytes - headroom.growth_bytes - claim_bytes
     wanted = headroom.floor_bytes + headroom.margin_bytes
@@ -98,7 +98,7 @@ class Judgement:
     spare_bytes: int  # above the floor after that; below 0: missing
 
 
-def judge(plans: Sequence[Plan], headroom: Headroom, apart: bool = False) -> Judgement:
+def judge(plans: Sequence[EnginePlan], headroom: LoadHeadroom, apart: bool = False) -> Judgement:
     """``headroom``: before any of them is started; what runs already is not among ``plans``.
 
     ``apart``: they compute on a GPU with memory of its own.
@@ -123,7 +123,7 @@ class Change:
     caution: str = ""
 
 
-def changes(engine: Engine, spare_bytes: int) -> list[Change]:
+def changes(engine: PlannedEngine, spare_bytes: int) -> list[Change]:
     """What would help an engine that lacks ``-spare_bytes``: the mildest change of each kind.
 
     Where none of them suffices, the last one is several together. Reckoned from the header, not
@@ -137,7 +137,7 @@ def changes(engine: Engine, spare_bytes: int) -> list[Change]:
     return found
 
 
-def _together(base: Engine, spare_bytes: int) -> Change:
+def _together(base: PlannedEngine, spare_bytes: int) -> Change:
     """One kind after the other, each as far as needed."""
     engine, settings = base, dict[str, str]()
     for kind in (_smaller_cache, _fewer_checkpoints, _fewer_slots, _shorter_windows):
@@ -153,7 +153,7 @@ def _together(base: Engine, spare_bytes: int) -> Change:
 class _Step:
     """A change of one kind; the steps of a kind go from mild to drastic."""
 
-    engine: Engine
+    engine: PlannedEngine
     kind: str
     settings: dict[str, str]  # keys of the profile's server section
     caution: str = ""
@@ -163,7 +163,7 @@ def _told(kind: str, settings: dict[str, str]) -> str:
     return f"{kind}: {', '.join(f'{key}: {value}' for key, value in settings.items())}"
 
 
-def _mildest(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> Change | None:
+def _mildest(steps: Iterator[_Step], base: PlannedEngine, spare_bytes: int) -> Change | None:
     step = _needed(steps, base, spare_bytes)
     if step is None:
         return None
@@ -171,7 +171,7 @@ def _mildest(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> Change |
     return Change(_told(step.kind, step.settings), spare, step.caution)
 
 
-def _needed(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> _Step | None:
+def _needed(steps: Iterator[_Step], base: PlannedEngine, spare_bytes: int) -> _Step | None:
     """The first step that suffices, else the last one; None: none gains anything."""
     found = None
     had = _peak(base)
@@ -187,11 +187,11 @@ def _needed(steps: Iterator[_Step], base: Engine, spare_bytes: int) -> _Step | N
     return found
 
 
-def _peak(engine: Engine) -> int:
+def _peak(engine: PlannedEngine) -> int:
     return planning.make(engine).peak_bytes
 
 
-def _smaller_cache(engine: Engine) -> Iterator[_Step]:
+def _smaller_cache(engine: PlannedEngine) -> Iterator[_Step]:
     size = engine.cache_ram_mib
     while size > 0 or size == NO_LIMIT:
         size = size // 2 if size >= 512 else 0
@@ -199,7 +199,7 @@ def _smaller_cache(engine: Engine) -> Iterator[_Step]:
         yield _Step(replace(engine, cache_ram_mib=size), "a smaller RAM cache", settings)
 
 
-def _fewer_checkpoints(engine: Engine) -> Iterator[_Step]:
+def _fewer_checkpoints(engine: PlannedEngine) -> Iterator[_Step]:
     count = engine.checkpoints
     while count > FEWEST_CHECKPOINTS:
         count = max(FEWEST_CHECKPOINTS, count // 2)
@@ -211,7 +211,7 @@ def _fewer_checkpoints(engine: Engine) -> Iterator[_Step]:
         )
 
 
-def _quantized(engine: Engine) -> Iterator[_Step]:
+def _quantized(engine: PlannedEngine) -> Iterator[_Step]:
     context = engine.context
     for kind in ("q8_0", "q4_0"):
         if kind in (context.type_k, context.type_v):
@@ -225,7 +225,7 @@ def _quantized(engine: Engine) -> Iterator[_Step]:
         )
 
 
-def _fewer_slots(engine: Engine) -> Iterator[_Step]:
+def _fewer_slots(engine: PlannedEngine) -> Iterator[_Step]:
     context = engine.context
     window = context.ctx_size // context.slots
     for slots in range(context.slots - 1, 0, -1):
@@ -234,7 +234,7 @@ def _fewer_slots(engine: Engine) -> Iterator[_Step]:
         yield _Step(replace(engine, context=smaller), "fewer slots", settings)
 
 
-def _shorter_windows(engine: Engine) -> Iterator[_Step]:
+def _shorter_windows(engine: PlannedEngine) -> Iterator[_Step]:
     context = engine.context
     share = 1 if context.unified else context.slots
     longest = (context.ctx_size // share - 1) // WINDOW_STEP

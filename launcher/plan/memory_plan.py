@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slotwise.launcher.plan import fitting, starts
-from slotwise.launcher.plan.fitting import Change, Fit, Headroom, Judgement, verdict
-from slotwise.launcher.plan.plan import GIB, Machine, Part, Plan, in_gib
+from slotwise.launcher.plan.fitting import Change, Fit, Judgement, LoadHeadroom, verdict
+from slotwise.launcher.plan.plan import GIB, EnginePlan, Machine, PlanPart, in_gib
 from slotwise.launcher.plan.starts import PlanError, Planned, planned
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import LaunchedServer, RoleSection
@@ -20,7 +20,7 @@ _NAME_WIDTH = 34
 _SIZE_WIDTH = 11
 
 
-def of_plan(plan: Plan, growth_bytes: int | None = None) -> list[str]:
+def of_plan(plan: EnginePlan, growth_bytes: int | None = None) -> list[str]:
     """The parts of one plan; ``growth_bytes``: its engine runs, and may still take that."""
     lines = [f"{plan.name}: {in_gib(plan.peak_bytes)} at most"]
     lines += [_line(part) for part in plan.parts if not part.grows]
@@ -43,7 +43,7 @@ def of_plan(plan: Plan, growth_bytes: int | None = None) -> list[str]:
     return lines
 
 
-def of_machine(headroom: Headroom, total_bytes: int, source: str) -> str:
+def of_machine(headroom: LoadHeadroom, total_bytes: int, source: str) -> str:
     """What there is to plan with."""
     text = (
         f"memory: {in_gib(headroom.available_bytes)} of {in_gib(total_bytes)} available "
@@ -80,7 +80,7 @@ def of_changes(changes: Sequence[Change]) -> list[str]:
     return lines
 
 
-def _line(part: Part) -> str:
+def _line(part: PlanPart) -> str:
     return _row(
         part.name,
         part.size_bytes,
@@ -97,7 +97,7 @@ _OURS = "/proc/meminfo"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlanOutcome:
     """What a start would take, and whether it may."""
 
     fit: Fit
@@ -106,20 +106,20 @@ class Outcome:
     planned: tuple[Planned, ...] = ()
 
 
-def outcome(profiles: Sequence[Profile], state_dir: Path, told: Machine) -> Outcome:
+def outcome(profiles: Sequence[Profile], state_dir: Path, told: Machine) -> PlanOutcome:
     """Raises PlanError, one line."""
     memory = profiles[0].memory  # one machine, so by one profile's word
     launched = [one for one in profiles if isinstance(one.server, LaunchedServer)]
     if not memory.enabled or not launched:
         why = "memory.enabled: false" if launched else "no engine is started here"
-        return Outcome(Fit.FITS, f"memory: not planned ({why})", f"not planned ({why})")
+        return PlanOutcome(Fit.FITS, f"memory: not planned ({why})", f"not planned ({why})")
     if told.problem:
         raise PlanError(f"{told.problem} (without a plan: memory.enabled: false)")
     # Another machine's file is planned for as if it were that machine: nobody asks this one's GPU.
     own_mib = gpu_own_memory_mib() if memory.meminfo == _OURS else None
     made = tuple(planned(profile, state_dir, own_mib is not None) for profile in launched)
     mains = [one for one in made if one.profile.role is None]
-    headroom = Headroom(
+    headroom = LoadHeadroom(
         available_bytes=told.available_bytes,
         floor_bytes=told.floor_bytes,
         growth_bytes=_growth(made, state_dir),
@@ -141,10 +141,10 @@ def outcome(profiles: Sequence[Profile], state_dir: Path, told: Machine) -> Outc
     )
     blocks.append(_roles(made, after))
     text = "\n\n".join("\n".join(block) for block in blocks if block)
-    return Outcome(judgement.fit, text, words, made)
+    return PlanOutcome(judgement.fit, text, words, made)
 
 
-def _roles(made: Sequence[Planned], headroom: Headroom) -> list[str]:
+def _roles(made: Sequence[Planned], headroom: LoadHeadroom) -> list[str]:
     """What each small model would find once the main ones run, in order; none runs already."""
     lines = []
     small = [one for one in made if one.profile.role is not None and one.growth_bytes is None]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from slotwise.launcher.model.model_shape import ModelShape, Row
+from slotwise.launcher.model.model_shape import LayerRow, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class CacheError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ContextSize:
     """What of a launch line decides the size of the caches."""
 
     ctx_size: int  # tokens of all slots together
@@ -101,11 +101,11 @@ def row_bytes(elements: int, kind: str) -> int:
     return elements // per_block * block_bytes
 
 
-def caches(shape: ModelShape, context: Context) -> list[Cache]:
+def caches(shape: ModelShape, context: ContextSize) -> list[Cache]:
     """Every cache of the context, none that is empty; raises CacheError."""
     whole = [row for row in shape.rows if not row.windowed]
     windowed = [row for row in shape.rows if row.windowed]
-    indexer = [Row(size, 0) for size in shape.indexer_rows]
+    indexer = [LayerRow(size, 0) for size in shape.indexer_rows]
     found = [
         _kv("keys and values", whole, context.cells, shape, context),
         _kv(
@@ -121,7 +121,7 @@ def caches(shape: ModelShape, context: Context) -> list[Cache]:
     return [cache for cache in found if cache.layers]
 
 
-def checkpoint_bytes(shape: ModelShape, context: Context) -> int:
+def checkpoint_bytes(shape: ModelShape, context: ContextSize) -> int:
     """One checkpoint of a slot: what it cannot roll back to without; 0 where it can."""
     size = (shape.r_elements + shape.s_elements) * shape.recurrent_layers * F32_BYTES
     size += shape.ple_elements * F32_BYTES
@@ -134,7 +134,7 @@ def checkpoint_bytes(shape: ModelShape, context: Context) -> int:
     return size
 
 
-def token_bytes(shape: ModelShape, context: Context) -> int:
+def token_bytes(shape: ModelShape, context: ContextSize) -> int:
     """Keys and values of one token that stay however far the conversation goes on."""
     whole = sum(
         row_bytes(row.keys, context.type_k) + row_bytes(row.values, context.type_v)
@@ -144,12 +144,12 @@ def token_bytes(shape: ModelShape, context: Context) -> int:
     return whole + sum(row_bytes(size, context.type_k) for size in shape.indexer_rows)
 
 
-def draft_bytes(shape: ModelShape, context: Context) -> int:
+def draft_bytes(shape: ModelShape, context: ContextSize) -> int:
     """The context of the model's own draft heads; raises CacheError."""
     return _kv("draft", shape.draft_rows, context.cells, shape, context).size_bytes
 
 
-def _window_cells(shape: ModelShape, context: Context) -> int:
+def _window_cells(shape: ModelShape, context: ContextSize) -> int:
     """A window for each sequence of the stream, and the batch that is being computed."""
     if context.swa_full:
         return context.cells
@@ -157,7 +157,9 @@ def _window_cells(shape: ModelShape, context: Context) -> int:
     return padded(min(context.cells, windows + min(context.ubatch, context.batch)))
 
 
-def _kv(name: str, rows: Iterable[Row], cells: int, shape: ModelShape, context: Context) -> Cache:
+def _kv(
+    name: str, rows: Iterable[LayerRow], cells: int, shape: ModelShape, context: ContextSize
+) -> Cache:
     rows = list(rows)
     tokens = cells * context.streams
     k_bytes = sum(row_bytes(row.keys, context.type_k) for row in rows) * tokens
@@ -169,7 +171,7 @@ def _kv(name: str, rows: Iterable[Row], cells: int, shape: ModelShape, context: 
     return Cache(name, cells, context.streams, len(rows), k_bytes, v_bytes)
 
 
-def _recurrent(shape: ModelShape, context: Context) -> Cache:
+def _recurrent(shape: ModelShape, context: ContextSize) -> Cache:
     rows = context.slots * (1 + context.rollback) * shape.recurrent_layers * F32_BYTES
     ple = context.slots * (1 + context.rollback) * shape.ple_elements * F32_BYTES
     return Cache(
@@ -193,7 +195,7 @@ _INDEXER_SCORES = 7
 _STATE_COPIES = 3
 
 
-def compute_bytes(shape: ModelShape, context: Context) -> int:
+def compute_bytes(shape: ModelShape, context: ContextSize) -> int:
     """Scratch of the device that computes."""
     tokens = context.tokens_at_once
     per_token = max(
@@ -212,17 +214,17 @@ def compute_bytes(shape: ModelShape, context: Context) -> int:
     return F32_BYTES * floats + _masks(shape, context)
 
 
-def host_bytes(shape: ModelShape, context: Context) -> int:
+def host_bytes(shape: ModelShape, context: ContextSize) -> int:
     """The inputs once more on the host's side, where a GPU computes."""
     return _masks(shape, context) + F32_BYTES * context.tokens_at_once * shape.embedding
 
 
-def output_bytes(shape: ModelShape, context: Context) -> int:
+def output_bytes(shape: ModelShape, context: ContextSize) -> int:
     """The logits that are read: one token of each slot."""
     return F32_BYTES * context.slots * shape.vocabulary
 
 
-def _masks(shape: ModelShape, context: Context) -> int:
+def _masks(shape: ModelShape, context: ContextSize) -> int:
     """Which cell each token sees: one mask for the layers that see all, one for the others."""
     seen = 0
     if any(not row.windowed for row in shape.rows):
@@ -247,7 +249,7 @@ Source = Literal["file", "computed", "estimated", "declared"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanPart:
     """One thing that takes memory; ``grows``: while it serves, not at load."""
 
     name: str
@@ -279,12 +281,12 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class PlannedEngine:
     """Everything a plan is made from."""
 
     name: str
     model: Loaded
-    context: Context
+    context: ContextSize
     checkpoints: int = 32  # per slot, at most
     cache_ram_mib: int = 0
     process_bytes: int = SERVER_PROCESS_BYTES
@@ -297,11 +299,11 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """One engine's parts, and the figures that stand above their sum."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     notes: tuple[str, ...] = ()
     measured: Measured | None = None
     declared_peak_bytes: int | None = None
@@ -339,10 +341,10 @@ class Plan:
         return self.load_bytes + self.growth_bytes
 
 
-def make(engine: Engine) -> Plan:
+def make(engine: PlannedEngine) -> EnginePlan:
     """The plan of one engine; raises cache_size.CacheError."""
     parts = [part for part in _at_load(engine) + _growth(engine) if part.size_bytes]
-    return Plan(
+    return EnginePlan(
         engine.name,
         tuple(parts),
         tuple(_notes(engine)),
@@ -359,43 +361,43 @@ def in_gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.2f} GiB"
 
 
-def context_caches(engine: Engine) -> list[Cache]:
+def context_caches(engine: PlannedEngine) -> list[Cache]:
     """Every cache of the model itself; none where its header is unknown."""
     shape = engine.model.shape
     return caches(shape, engine.context) if shape is not None else []
 
 
-def _at_load(engine: Engine) -> list[Part]:
+def _at_load(engine: PlannedEngine) -> list[PlanPart]:
     model, context = engine.model, engine.context
     files = f"{model.files} files" if model.files > 1 else "the file"
-    parts = [Part("weights", model.weights_bytes, "file", files)]
+    parts = [PlanPart("weights", model.weights_bytes, "file", files)]
     parts += [_cache_part(cache, context) for cache in context_caches(engine)]
     if engine.draft is not None:
         parts += _draft(engine.draft, context)
     if engine.own_heads and model.shape is not None:
         own = _f16(context)
         size = draft_bytes(model.shape, own)
-        parts.append(Part("draft heads' keys and values", size, "computed", "f16"))
+        parts.append(PlanPart("draft heads' keys and values", size, "computed", "f16"))
     if engine.mmproj_bytes:
-        parts.append(Part("projector (mmproj)", engine.mmproj_bytes, "file", "the file"))
+        parts.append(PlanPart("projector (mmproj)", engine.mmproj_bytes, "file", "the file"))
     shapes = [one.shape for one in (model, engine.draft) if one is not None and one.shape]
     scratch = sum(
         compute_bytes(shape, context) + (host_bytes(shape, context) if engine.on_gpu else 0)
         for shape in shapes
     )
     batch = f"batches of {context.tokens_at_once} tokens"
-    parts.append(Part(COMPUTE, scratch, "estimated", batch))
+    parts.append(PlanPart(COMPUTE, scratch, "estimated", batch))
     output = sum(output_bytes(shape, context) for shape in shapes)
-    parts.append(Part("output buffer", output, "computed", f"{context.slots} slots"))
+    parts.append(PlanPart("output buffer", output, "computed", f"{context.slots} slots"))
     tokens = sum(shape.vocabulary for shape in shapes)
     size = VOCABULARY_TOKEN_BYTES * tokens
-    parts.append(Part(VOCABULARY, size, "estimated", f"{tokens} tokens"))
+    parts.append(PlanPart(VOCABULARY, size, "estimated", f"{tokens} tokens"))
     kind = "with CUDA's own" if engine.on_gpu else ""
-    parts.append(Part(PROCESS, engine.process_bytes, "estimated", kind))
+    parts.append(PlanPart(PROCESS, engine.process_bytes, "estimated", kind))
     return parts
 
 
-def _cache_part(cache: Cache, context: Context) -> Part:
+def _cache_part(cache: Cache, context: ContextSize) -> PlanPart:
     if cache.name == "recurrent states":
         detail = f"{cache.layers} layers, {cache.cells} slots, f32"
     else:
@@ -406,24 +408,24 @@ def _cache_part(cache: Cache, context: Context) -> Part:
         )
         streams = f"{cache.streams} x {cache.cells}" if cache.streams > 1 else f"{cache.cells}"
         detail = f"{streams} cells, {cache.layers} layers, {kinds}"
-    return Part(cache.name, cache.size_bytes, "computed", detail)
+    return PlanPart(cache.name, cache.size_bytes, "computed", detail)
 
 
-def _draft(draft: Loaded, context: Context) -> list[Part]:
+def _draft(draft: Loaded, context: ContextSize) -> list[PlanPart]:
     """A draft model has a context of its own, as long and for as many slots, in f16."""
-    parts = [Part("draft model", draft.weights_bytes, "file", "the file")]
+    parts = [PlanPart("draft model", draft.weights_bytes, "file", "the file")]
     if draft.shape is not None:
         found = caches(draft.shape, _f16(context))
         size = sum(cache.size_bytes for cache in found)
-        parts.append(Part("draft model's keys and values", size, "computed", "f16"))
+        parts.append(PlanPart("draft model's keys and values", size, "computed", "f16"))
     return parts
 
 
-def _f16(context: Context) -> Context:
+def _f16(context: ContextSize) -> ContextSize:
     return replace(context, type_k="f16", type_v="f16", rollback=0)
 
 
-def _growth(engine: Engine) -> list[Part]:
+def _growth(engine: PlannedEngine) -> list[PlanPart]:
     parts = []
     shape = engine.model.shape
     if shape is not None and engine.checkpoints > 0:
@@ -431,15 +433,15 @@ def _growth(engine: Engine) -> list[Part]:
         count = engine.context.slots * engine.checkpoints
         detail = f"up to {engine.checkpoints} for each of {engine.context.slots} slots"
         parts.append(
-            Part("checkpoints", one * count, "computed", f"{detail}, {in_gib(one)} each", True)
+            PlanPart("checkpoints", one * count, "computed", f"{detail}, {in_gib(one)} each", True)
         )
     if engine.cache_ram_mib > 0:
         size = engine.cache_ram_mib * MIB
-        parts.append(Part("RAM cache", size, "declared", "its limit", True))
+        parts.append(PlanPart("RAM cache", size, "declared", "its limit", True))
     return parts
 
 
-def _notes(engine: Engine) -> list[str]:
+def _notes(engine: PlannedEngine) -> list[str]:
     notes = []
     shape = engine.model.shape
     if shape is None:

@@ -25,11 +25,11 @@ from slotwise.launcher.plan.plan import (
     PROCESS,
     VOCABULARY,
     CacheError,
-    Context,
-    Engine,
+    ContextSize,
+    EnginePlan,
     Loaded,
     Measured,
-    Plan,
+    PlannedEngine,
     in_gib,
 )
 from slotwise.launcher.process import process
@@ -118,7 +118,7 @@ def growth_of_running(directory: Path, peak_bytes: int = 0) -> int | None:
 class Meter:
     """Measures one start: ``begin`` before the process is made, ``ended`` once it is ready."""
 
-    def __init__(self, directory: Path, line: str, plan: Plan, on_gpu: bool) -> None:
+    def __init__(self, directory: Path, line: str, plan: EnginePlan, on_gpu: bool) -> None:
         self._directory = directory
         self._line = line
         self._growth_bytes = plan.growth_bytes
@@ -236,8 +236,8 @@ class Planned:
 
     profile: Profile
     server: LaunchedServer
-    engine: Engine
-    plan: Plan
+    engine: PlannedEngine
+    plan: EnginePlan
     line: str
     directory: Path
     growth_bytes: int | None = None
@@ -257,7 +257,7 @@ def planned(profile: Profile, state_dir: Path, has_gpu: bool = False) -> Planned
     on_gpu = server.binary != EMBEDDED and server.gpu_layers != 0 and (has_gpu or asked)
     peak_gib = profile.memory.peak_gib
     try:
-        engine = Engine(
+        engine = PlannedEngine(
             name=profile.name,
             model=_loaded(profile.model, profile.header, _lazy(server, on_gpu)),
             context=context(server),
@@ -280,9 +280,9 @@ def planned(profile: Profile, state_dir: Path, has_gpu: bool = False) -> Planned
     return Planned(profile, server, engine, plan, line, directory, running)
 
 
-def context(server: LaunchedServer) -> Context:
+def context(server: LaunchedServer) -> ContextSize:
     """The context that a launch line asks for."""
-    return Context(
+    return ContextSize(
         ctx_size=server.ctx_size,
         slots=server.parallel,
         unified=server.kv_unified,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from slotwise.launcher.process import supervisor
-from slotwise.launcher.process.supervisor import Cause, Listener, Loss
+from slotwise.launcher.process.supervisor import EngineEvents, EngineLoss, LossCause
 
 log = logging.getLogger(__name__)
 PAUSE_S = 2.0  # between looks; also what an engine under load is spared
@@ -17,7 +17,7 @@ class Attachment:
     """One foreign engine. It can be watched and probed, never started or ended."""
 
     def __init__(
-        self, name: str, url: str, api_key: str, listener: Listener, pause_s: float = PAUSE_S
+        self, name: str, url: str, api_key: str, listener: EngineEvents, pause_s: float = PAUSE_S
     ) -> None:
         self.name = name
         self._url, self._api_key = url.rstrip("/"), api_key
@@ -52,7 +52,7 @@ class Attachment:
                 loss = await self._lost()
             except Exception as error:
                 log.error("%s: could not be taken into use", self.name, exc_info=error)
-                loss = Loss(Cause.REFUSED, f"could not be taken into use: {error}")
+                loss = EngineLoss(LossCause.REFUSED, f"could not be taken into use: {error}")
             log.warning("%s: %s", self.name, loss.text)
             self._listener.on_lost(self.name, loss)
             await asyncio.sleep(self._pause_s)
@@ -60,15 +60,15 @@ class Attachment:
     def _told(self, text: str) -> None:
         self._listener.on_starting(self.name, f"{self._url}: {text}")
 
-    async def _lost(self) -> Loss:
+    async def _lost(self) -> EngineLoss:
         """Returns why it is no longer in use."""
         missed = 0
         async with supervisor.client(self._url, self._api_key) as engine:
             while missed < MISSED_LOOKS:
                 try:
                     await asyncio.wait_for(self._restart.wait(), self._pause_s)
-                    return Loss(Cause.HUNG, f"taken out of use: {self._reason}")
+                    return EngineLoss(LossCause.HUNG, f"taken out of use: {self._reason}")
                 except TimeoutError:
                     healthy, text = await supervisor.healthy(engine)
                 missed = 0 if healthy else missed + 1
-        return Loss(Cause.SILENT, f"{self._url}: {text}")
+        return EngineLoss(LossCause.SILENT, f"{self._url}: {text}")

@@ -25,7 +25,7 @@ from slotwise.launcher.process import process
 from slotwise.launcher.process.process import RotatingLog
 
 
-class Cause(StrEnum):
+class LossCause(StrEnum):
     """Why an engine is lost, in a word: a label of a metric."""
 
     NOT_STARTED = "not_started"
@@ -38,14 +38,14 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class EngineLoss:
     """The cause, and the whole story in one line."""
 
-    cause: Cause
+    cause: LossCause
     text: str
 
 
-class Listener(Protocol):
+class EngineEvents(Protocol):
     """Between ``on_ready`` and ``on_lost`` an engine is in use; lost is told before a new start."""
 
     def on_starting(self, engine: str, text: str) -> None:
@@ -54,7 +54,7 @@ class Listener(Protocol):
     def on_ready(self, engine: str, url: str, api_key: str) -> Awaitable[None]:
         """It serves. Awaited; an exception counts as a failure of the engine."""
 
-    def on_lost(self, engine: str, loss: Loss) -> None:
+    def on_lost(self, engine: str, loss: EngineLoss) -> None:
         """It no longer serves, or did not start."""
 
     def on_log_line(self, engine: str, line: str) -> None:
@@ -128,7 +128,7 @@ LONGEST_DELAY_S = 60.0
 STABLE_AFTER_S = 60.0
 
 
-class State(StrEnum):
+class LifeState(StrEnum):
     """Where an engine is in its life."""
 
     STOPPED = "stopped"
@@ -142,7 +142,7 @@ class State(StrEnum):
 class Life:
     """State since ``since`` (s), failures in a row, and when to try again (s) in BACKOFF."""
 
-    state: State = State.STOPPED
+    state: LifeState = LifeState.STOPPED
     since: float = 0.0
     failures: int = 0
     retry_at: float | None = None
@@ -155,34 +155,34 @@ class WrongTransitionError(RuntimeError):
 
 def start(life: Life, now: float) -> Life:
     """A process is about to be started."""
-    _only_from(life, State.STOPPED, State.BACKOFF)
-    return replace(life, state=State.STARTING, since=now, retry_at=None)
+    _only_from(life, LifeState.STOPPED, LifeState.BACKOFF)
+    return replace(life, state=LifeState.STARTING, since=now, retry_at=None)
 
 
 def ready(life: Life, now: float) -> Life:
     """The engine answers."""
-    _only_from(life, State.STARTING)
-    return replace(life, state=State.READY, since=now, reason="")
+    _only_from(life, LifeState.STARTING)
+    return replace(life, state=LifeState.READY, since=now, reason="")
 
 
 def failed(life: Life, now: float, reason: str) -> Life:
     """It did not start, died, or hung; the next try has its time."""
-    _only_from(life, State.STARTING, State.READY)
-    stable = life.state is State.READY and now - life.since >= STABLE_AFTER_S
+    _only_from(life, LifeState.STARTING, LifeState.READY)
+    stable = life.state is LifeState.READY and now - life.since >= STABLE_AFTER_S
     failures = 1 if stable else life.failures + 1
     retry_at = now + delay_s(failures)
-    return Life(State.BACKOFF, now, failures, retry_at, reason)
+    return Life(LifeState.BACKOFF, now, failures, retry_at, reason)
 
 
 def stop(life: Life, now: float) -> Life:
     """Nobody wants it any more."""
-    return replace(life, state=State.DRAINING, since=now, retry_at=None)
+    return replace(life, state=LifeState.DRAINING, since=now, retry_at=None)
 
 
 def exited(life: Life, now: float) -> Life:
     """The process is gone, as wanted."""
-    _only_from(life, State.DRAINING)
-    return Life(State.STOPPED, now)
+    _only_from(life, LifeState.DRAINING)
+    return Life(LifeState.STOPPED, now)
 
 
 def delay_s(failures: int) -> float:
@@ -191,7 +191,7 @@ def delay_s(failures: int) -> float:
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
 
 
-def _only_from(life: Life, *allowed: State) -> None:
+def _only_from(life: Life, *allowed: LifeState) -> None:
     if life.state not in allowed:
         raise WrongTransitionError(f"from {life.state}, expected {' or '.join(allowed)}")
 
@@ -224,7 +224,7 @@ class _Engine:
     lock: TextIO
     life: Life = field(default_factory=Life)
     child: process.Child | None = None
-    restart: asyncio.Future[Loss] | None = None
+    restart: asyncio.Future[EngineLoss] | None = None
     task: asyncio.Task[None] | None = None
 
 
@@ -234,7 +234,7 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[EngineSpec],
-        listener: Listener,
+        listener: EngineEvents,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Takes the engines' directories; raises InUseError, OSError."""
@@ -267,7 +267,7 @@ class Supervisor:
         task = engine.task
         if task is None or task.done():
             return False
-        self._listener.on_lost(name, Loss(Cause.UNLOADED, why))
+        self._listener.on_lost(name, EngineLoss(LossCause.UNLOADED, why))
         task.cancel()
         await asyncio.wait({task}, timeout=STOP_LIMIT_S)
         return task.done()
@@ -281,11 +281,11 @@ class Supervisor:
         engine = self._engines.get(name)
         return engine.child.pid if engine and engine.child is not None else None
 
-    def restart(self, name: str, reason: str, cause: Cause = Cause.HUNG) -> None:
+    def restart(self, name: str, reason: str, cause: LossCause = LossCause.HUNG) -> None:
         """Ends an engine that hangs and starts it again; nothing while it is not ready."""
         engine = self._engines.get(name)
         if engine and engine.restart is not None and not engine.restart.done():
-            engine.restart.set_result(Loss(cause, f"restarted: {reason}"))
+            engine.restart.set_result(EngineLoss(cause, f"restarted: {reason}"))
 
     async def stop(self) -> None:
         """Ends every engine, within STOP_LIMIT_S."""
@@ -319,7 +319,7 @@ class Supervisor:
             await self._end(engine)
             engine.life = exited(engine.life, self._now())
 
-    async def _one_life(self, engine: _Engine) -> Loss:
+    async def _one_life(self, engine: _Engine) -> EngineLoss:
         """From the start of a process to why it is over."""
         spec = engine.spec
         port, key = _free_port(), secrets.token_urlsafe(24)
@@ -332,7 +332,7 @@ class Supervisor:
         try:
             child = process.spawn(line, spec.env(key), spec.directory, sink, _pids(spec))
         except OSError as error:
-            return Loss(Cause.NOT_STARTED, f"could not be started: {error}")
+            return EngineLoss(LossCause.NOT_STARTED, f"could not be started: {error}")
         engine.child = child
         log.info("%s: pid %d on %s, log in %s", spec.name, child.pid, url, sink.path)
         failure = await self._until_ready(spec, child, url, key)
@@ -344,7 +344,7 @@ class Supervisor:
 
     async def _until_ready(
         self, spec: EngineSpec, child: process.Child, url: str, key: str
-    ) -> Loss | None:
+    ) -> EngineLoss | None:
         """None once it is ready, else why it will not be."""
         started = self._now()
 
@@ -361,13 +361,15 @@ class Supervisor:
         finally:
             ready.cancel()
         if child.exit.done():
-            return Loss(Cause.NOT_STARTED, _last_words(child, "while it started"))
+            return EngineLoss(LossCause.NOT_STARTED, _last_words(child, "while it started"))
         if ready.done() and not ready.cancelled():
             return None
         text = f"not ready within start_timeout_s, {spec.start_timeout_s:g} s"
-        return Loss(Cause.NOT_READY, text)
+        return EngineLoss(LossCause.NOT_READY, text)
 
-    async def _while_ready(self, engine: _Engine, child: process.Child, url: str, key: str) -> Loss:
+    async def _while_ready(
+        self, engine: _Engine, child: process.Child, url: str, key: str
+    ) -> EngineLoss:
         """Returns the reason once the engine is gone, refused, or to be restarted."""
         assert engine.restart is not None
         accepted = asyncio.ensure_future(self._listener.on_ready(engine.spec.name, url, key))
@@ -376,13 +378,15 @@ class Supervisor:
             while True:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if child.exit.done():
-                    return Loss(Cause.EXITED, _last_words(child, "while it served", _CRASH))
+                    return EngineLoss(
+                        LossCause.EXITED, _last_words(child, "while it served", _CRASH)
+                    )
                 if engine.restart.done():
                     return engine.restart.result()
                 error = accepted.exception()
                 if error is not None:
                     log.error("%s: could not be taken into use", engine.spec.name, exc_info=error)
-                    return Loss(Cause.REFUSED, f"could not be taken into use: {error}")
+                    return EngineLoss(LossCause.REFUSED, f"could not be taken into use: {error}")
                 waiting.discard(accepted)
         finally:
             accepted.cancel()

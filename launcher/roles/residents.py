@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from slotwise.launcher.plan.fitting import Headroom
-from slotwise.launcher.roles.roles import Decision, Roles, State
+from slotwise.launcher.plan.fitting import LoadHeadroom
+from slotwise.launcher.roles.roles import Decision, Roles, RoleState
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _END_LIMIT_S = 20.0
 _POLL_S = 0.1
 
 
-class Engines(Protocol):
+class EngineControl(Protocol):
     """What starts and ends processes: the supervisor."""
 
     def load(self, name: str) -> None: ...
@@ -37,7 +37,7 @@ class Engines(Protocol):
     def pid(self, name: str) -> int | None: ...
 
 
-class Journal:
+class RoleLog:
     """Writes the decisions; never raises: what cannot be written is logged once."""
 
     def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
@@ -83,8 +83,8 @@ class Residents:
     def __init__(
         self,
         roles: Roles,
-        engines: Engines,
-        journal: Journal,
+        engines: EngineControl,
+        journal: RoleLog,
         gone: Callable[[str, int], None],
         shown: Callable[[dict[str, str]], None],
         now: Callable[[], float] = time.monotonic,
@@ -95,7 +95,7 @@ class Residents:
         self._gone = gone
         self._shown = shown
         self._now = now
-        self._headroom: Headroom | None = None
+        self._headroom: LoadHeadroom | None = None
         self._refused_at: dict[str, float] = {}
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class Residents:
         for decision in self.roles.start(self._now()):
             self._do(decision)
         for name, state in self.roles.states().items():
-            if state is State.OFF:
+            if state is RoleState.OFF:
                 self._gone(name, self.roles.retry_after_s(name, self._now()))
 
     def ready(self, name: str) -> None:
@@ -128,7 +128,7 @@ class Residents:
             self.roles.lost(name, self._now())
             self._show()
 
-    def sampled(self, headroom: Headroom | None, calm: bool) -> None:
+    def sampled(self, headroom: LoadHeadroom | None, calm: bool) -> None:
         """A sample; begins what is due."""
         self._headroom = headroom
         for decision in self.roles.sampled(self._now(), headroom, calm):
@@ -139,7 +139,7 @@ class Residents:
         decision = self.roles.wanted(name, self._now(), self._headroom)
         if decision is not None:
             self._do(decision)
-        return self.roles.states().get(name) in (State.LOADING, State.LOADED)
+        return self.roles.states().get(name) in (RoleState.LOADING, RoleState.LOADED)
 
     async def unload(self, name: str, why: str) -> str:
         """Ends a model for others' sake; why it was not, or an empty text."""

@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from slotwise.launcher.plan.fitting import Headroom, verdict
+from slotwise.launcher.plan.fitting import LoadHeadroom, verdict
 
 LOADS_S = 900.0  # one that loads for longer no longer holds up the others
 
 
-class State(StrEnum):
+class RoleState(StrEnum):
     """Where a model is; the ``state`` label of a series."""
 
     PENDING = "pending"
@@ -67,13 +67,13 @@ class Decision:
     name: str
     text: str
     claim_bytes: int
-    headroom: Headroom | None = None
+    headroom: LoadHeadroom | None = None
 
 
 @dataclass(slots=True)
 class _Member:
     role: Role
-    state: State
+    state: RoleState
     since: float
     calm_s: float
     calm_since: float | None = None
@@ -87,21 +87,21 @@ class Roles:
         self._patience = patience or Patience()
         self._members: dict[str, _Member] = {}
         for role in sorted(roles, key=lambda r: r.order):
-            state = State.OFF if role.on_demand else State.PENDING
+            state = RoleState.OFF if role.on_demand else RoleState.PENDING
             self._members[role.name] = _Member(role, state, now, self._patience.calm_s)
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, RoleState]:
         """By name, in order."""
         return {name: member.state for name, member in self._members.items()}
 
-    def small(self) -> dict[str, State]:
+    def small(self) -> dict[str, RoleState]:
         """The same of the small models alone."""
         return {n: m.state for n, m in self._members.items() if m.role.order}
 
     def loading(self) -> dict[str, int]:
         """The claims of those that load now, in bytes."""
         members = self._members.items()
-        return {n: m.role.claim_bytes for n, m in members if m.state is State.LOADING}
+        return {n: m.role.claim_bytes for n, m in members if m.state is RoleState.LOADING}
 
     def retry_after_s(self, name: str, now: float) -> int:
         """When it makes sense to ask for one that is not loaded."""
@@ -113,18 +113,18 @@ class Roles:
 
     def start(self, now: float) -> list[Decision]:
         """The main models are loaded, whatever there is: that they fit was planned before."""
-        first = (m for m in self._members.values() if m.state is State.PENDING)
+        first = (m for m in self._members.values() if m.state is RoleState.PENDING)
         mains = [m for m in first if not m.role.order]
         return [self._load(m, now, "a main model", None) for m in mains]
 
     def ready(self, name: str, now: float) -> None:
-        self._enter(self._members[name], State.LOADED, now)
+        self._enter(self._members[name], RoleState.LOADED, now)
 
     def lost(self, name: str, now: float) -> None:
         """It ended by itself and is started again. Nothing where it had to go."""
         member = self._members[name]
-        if member.state is State.LOADED:
-            self._enter(member, State.LOADING, now)
+        if member.state is RoleState.LOADED:
+            self._enter(member, RoleState.LOADING, now)
 
     def measured(self, name: str, size_bytes: int) -> None:
         """A main model took so much at load: that is what it needs to come back. An engine that
@@ -136,7 +136,7 @@ class Roles:
     def unload(self, name: str, now: float, why: str) -> Decision | None:
         """It has to give way. None: it is not loaded."""
         member = self._members[name]
-        if member.state not in (State.LOADED, State.LOADING):
+        if member.state not in (RoleState.LOADED, RoleState.LOADING):
             return None
         text, again = why, member.came_back
         if again is not None and now - again < self._patience.soon_s:
@@ -145,13 +145,13 @@ class Roles:
             text += f"{member.calm_s:g} s of room"
         else:
             member.calm_s = self._patience.calm_s
-        self._enter(member, State.UNLOADED, now)
+        self._enter(member, RoleState.UNLOADED, now)
         return Decision("unload", name, text, member.role.claim_bytes)
 
-    def wanted(self, name: str, now: float, headroom: Headroom | None) -> Decision | None:
+    def wanted(self, name: str, now: float, headroom: LoadHeadroom | None) -> Decision | None:
         """Somebody asks for a model that is loaded on demand. None: it is not one, or it loads."""
         member = self._members[name]
-        if member.state is not State.OFF or headroom is None:
+        if member.state is not RoleState.OFF or headroom is None:
             return None
         said = verdict(member.role.claim_bytes, headroom)
         if said.fits:
@@ -160,11 +160,11 @@ class Roles:
             "refuse", name, f"asked for; {said.text}", member.role.claim_bytes, headroom
         )
 
-    def sampled(self, now: float, headroom: Headroom | None, calm: bool) -> list[Decision]:
+    def sampled(self, now: float, headroom: LoadHeadroom | None, calm: bool) -> list[Decision]:
         """A sample of the machine's memory. ``calm``: nobody waits for memory, and nothing is
         being taken back. ``headroom`` None: it cannot be told."""
         for member in self._members.values():
-            if member.state is State.UNLOADED:
+            if member.state is RoleState.UNLOADED:
                 fits = headroom is not None and verdict(member.role.claim_bytes, headroom).fits
                 if not (fits and calm):
                     member.calm_since = None
@@ -174,9 +174,9 @@ class Roles:
             return []
         out: list[Decision] = []
         for member in self._members.values():
-            if member.state is State.PENDING and member.role.order:
+            if member.state is RoleState.PENDING and member.role.order:
                 out.append(self._begin(member, now, headroom))
-            elif member.state is State.UNLOADED and self._is_due(member, now):
+            elif member.state is RoleState.UNLOADED and self._is_due(member, now):
                 said = verdict(member.role.claim_bytes, headroom)
                 text = f"room for {member.calm_s:g} s; {said.text}"
                 out.append(self._load(member, now, text, headroom))
@@ -187,17 +187,19 @@ class Roles:
 
     # ------------------------------------------------------------ the parts
 
-    def _begin(self, member: _Member, now: float, headroom: Headroom) -> Decision:
+    def _begin(self, member: _Member, now: float, headroom: LoadHeadroom) -> Decision:
         """Its first try, at once."""
         said = verdict(member.role.claim_bytes, headroom)
         if said.fits:
             return self._load(member, now, said.text, headroom)
-        self._enter(member, State.UNLOADED, now)
+        self._enter(member, RoleState.UNLOADED, now)
         claim_bytes = member.role.claim_bytes
         return Decision("refuse", member.role.name, said.text, claim_bytes, headroom)
 
-    def _load(self, member: _Member, now: float, text: str, headroom: Headroom | None) -> Decision:
-        self._enter(member, State.LOADING, now)
+    def _load(
+        self, member: _Member, now: float, text: str, headroom: LoadHeadroom | None
+    ) -> Decision:
+        self._enter(member, RoleState.LOADING, now)
         return Decision("load", member.role.name, text, member.role.claim_bytes, headroom)
 
     def _is_due(self, member: _Member, now: float) -> bool:
@@ -205,11 +207,11 @@ class Roles:
 
     def _something_loads(self, now: float) -> bool:
         return any(
-            m.state is State.LOADING and now - m.since < LOADS_S for m in self._members.values()
+            m.state is RoleState.LOADING and now - m.since < LOADS_S for m in self._members.values()
         )
 
-    def _enter(self, member: _Member, state: State, now: float) -> None:
+    def _enter(self, member: _Member, state: RoleState, now: float) -> None:
         member.state, member.since, member.calm_since = state, now, None
-        if state is State.LOADING:  # memory is taken now: the others' time of calm begins anew
+        if state is RoleState.LOADING:  # memory is taken now: the others' time of calm begins anew
             for other in self._members.values():
                 other.calm_since = None

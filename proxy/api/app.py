@@ -18,10 +18,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slotwise.proxy.api import lanes_page
-from slotwise.proxy.api.auth import Gate
+from slotwise.proxy.api.auth import ApiKeys
 from slotwise.proxy.api.body import ClientGoneError, read_body
 from slotwise.proxy.api.cors import Cors
-from slotwise.proxy.api.generate import Relay, Services, Settings
+from slotwise.proxy.api.generate import GenerationServices, Relay, Settings
 from slotwise.proxy.api.models import models_answer
 from slotwise.proxy.api.status import Live, RequestsPages, overview
 from slotwise.proxy.chat.request import Kind, choose_profile, parse
@@ -91,7 +91,7 @@ def create_app(
     settings = Settings(first_comment_s, comment_every_s)
     if max_body_bytes is not None:
         settings = Settings(first_comment_s, comment_every_s, max_body_bytes)
-    services = Services(driver, settings=settings)
+    services = GenerationServices(driver, settings=settings)
     live = Live(driver)
     generating = {path: Relay(services, kind, path) for path, kind in GENERATING.items()}
     pages = Starlette(
@@ -103,7 +103,7 @@ def create_app(
         },
     )
     pages.router.redirect_slashes = False
-    gate = Gate(pages, keys, generating)
+    gate = ApiKeys(pages, keys, generating)
     return App(Cors(gate, cors_origins) if cors_origins else gate, live)
 
 
@@ -119,7 +119,7 @@ class App:
 
 
 def _routes(
-    services: Services, generating: Mapping[str, Relay], live: Live, has_keys: bool
+    services: GenerationServices, generating: Mapping[str, Relay], live: Live, has_keys: bool
 ) -> list[BaseRoute]:
     pages = Pages(services)
     requests = RequestsPages(services.driver, has_keys)
@@ -151,7 +151,7 @@ def _routes(
 class Pages:
     """What the proxy answers itself."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: GenerationServices) -> None:
         self._services = services
         self._driver = services.driver
 
@@ -210,7 +210,7 @@ class Pages:
 class PassOn:
     """Endpoints that compute nothing on a slot: the engine's answer as it is."""
 
-    def __init__(self, services: Services, path: str) -> None:
+    def __init__(self, services: GenerationServices, path: str) -> None:
         self._driver = services.driver
         self._limit_bytes = services.settings.max_body_bytes
         self._path = path

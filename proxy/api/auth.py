@@ -12,7 +12,7 @@ from hashlib import sha256
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slotwise.proxy.api import lanes_page
-from slotwise.proxy.api.response import Reply
+from slotwise.proxy.api.response import ResponseWriter
 from slotwise.proxy.errors import ProxyError, internal_error
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def caller_of(scope: Scope) -> Caller:
     return caller
 
 
-class Gate:
+class ApiKeys:
     """The outermost ASGI layer. ``keys``: name -> secret; none: everybody may ask.
 
     ``posts``: what answers a POST to exactly this path, past the application: each of its layers
@@ -68,11 +68,11 @@ class Gate:
             app = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
             await (app or self._app)(scope, receive, send_with_id)
         except ProxyError as error:
-            await Reply(send_with_id).error(error)
+            await ResponseWriter(send_with_id).error(error)
         except Exception:
             log.exception("request %s: unexpected error", request_id)
             if not started:
-                await Reply(send_with_id).error(internal_error())
+                await ResponseWriter(send_with_id).error(internal_error())
 
     def _who(self, scope: Scope) -> str:
         """The name of the key given, or the client's address where no keys are set."""

@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 from slotwise.policies.types import Reason, Request, Rule
 from slotwise.proxy.api.auth import caller_of
 from slotwise.proxy.api.body import DEFAULT_LIMIT_BYTES, ClientGoneError, read_body
-from slotwise.proxy.api.response import EVENT_STREAM, Comments, Departure, Reply
+from slotwise.proxy.api.response import EVENT_STREAM, Comments, DisconnectWatcher, ResponseWriter
 from slotwise.proxy.chat.kinds import kind_of
-from slotwise.proxy.chat.request import Kind, Prepared, off_loop, prepare
+from slotwise.proxy.chat.request import GenerationRequest, Kind, off_loop, prepare
 from slotwise.proxy.chat.sessions import Session, SessionTable
 from slotwise.proxy.core.events import Dispatch, Failure
 from slotwise.proxy.engine.client import OFF_LOOP_BYTES, EngineClient
@@ -55,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Services:
+class GenerationServices:
     """What every request shares."""
 
     driver: Driver
@@ -66,13 +66,13 @@ class Services:
 class Relay:
     """The ASGI endpoint of one generating path."""
 
-    def __init__(self, services: Services, kind: Kind, path: str) -> None:
+    def __init__(self, services: GenerationServices, kind: Kind, path: str) -> None:
         self._services = services
         self._kind = kind
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._services, scope, send)
+        exchange = Generation(self._services, scope, send)
         try:
             raw = await read_body(scope, receive, self._services.settings.max_body_bytes)
         except ClientGoneError:
@@ -81,7 +81,7 @@ class Relay:
         except ProxyError as error:
             exchange.count(error.status)
             raise
-        departure = Departure(receive, exchange.reply)
+        departure = DisconnectWatcher(receive, exchange.reply)
         try:
             await exchange.run(self._kind, self._path, raw)
         except asyncio.CancelledError:
@@ -91,10 +91,10 @@ class Relay:
             departure.end()
 
 
-class Exchange:
+class Generation:
     """One request and its answer."""
 
-    def __init__(self, services: Services, scope: Scope, send: Send) -> None:
+    def __init__(self, services: GenerationServices, scope: Scope, send: Send) -> None:
         caller = caller_of(scope)
         self._driver = services.driver
         self._tokenizer = services.driver.tokenizer
@@ -104,7 +104,7 @@ class Exchange:
         self._id = caller.request_id
         self._key = caller.key
         self._arrived = self._driver.clock()
-        self.reply = Reply(send)
+        self.reply = ResponseWriter(send)
         self._profile: str | None = None
         self._stage: str = Reason.ENGINE_LOADING
         self._ticket: Ticket | None = None
@@ -157,7 +157,7 @@ class Exchange:
             if comments is not None:
                 await comments.end()
 
-    async def _encoded(self, request: Prepared) -> Encoded:
+    async def _encoded(self, request: GenerationRequest) -> Encoded:
         """The prompt's tokens, as soon as an engine is there to tell them."""
         rules = self._driver.profiles[request.profile].params
         bound_s = rules.request_timeout_s if request.stream else rules.whole_wait_s
@@ -174,7 +174,7 @@ class Exchange:
                     self._driver.engines.suspect(life)
                     raise  # it should be there: say so; else it was lost, and the next one does it
 
-    async def _identified(self, request: Prepared) -> Session:
+    async def _identified(self, request: GenerationRequest) -> Session:
         """Which conversation it belongs to. Reading a long one is done beside the loop."""
         reader = self._sessions.reader
         asked = await off_loop(
@@ -182,7 +182,9 @@ class Exchange:
         )
         return self._sessions.find(asked, self._key, self._driver.clock())
 
-    async def _scheduled(self, request: Prepared, encoded: Encoded, session: Session) -> int:
+    async def _scheduled(
+        self, request: GenerationRequest, encoded: Encoded, session: Session
+    ) -> int:
         patterns = self._driver.profiles[request.profile].kinds
         ticket = self._driver.submit(
             Request(
@@ -209,7 +211,7 @@ class Exchange:
         finally:
             ticket.close()
 
-    def _informed(self, request: Prepared) -> Comments | None:
+    def _informed(self, request: GenerationRequest) -> Comments | None:
         """A streaming client that sees no byte yet gets comment lines until these are ended."""
         if not request.stream:
             return None
@@ -263,7 +265,12 @@ class Forwarding:
     """One dispatched request. ``arrived``: s, on the driver's clock."""
 
     def __init__(
-        self, driver: Driver, reply: Reply, request: Prepared, ticket: Ticket, arrived: float
+        self,
+        driver: Driver,
+        reply: ResponseWriter,
+        request: GenerationRequest,
+        ticket: Ticket,
+        arrived: float,
     ) -> None:
         self._driver = driver
         self._reply = reply

@@ -18,7 +18,7 @@ _WRITE_TIMEOUT_S = 30.0  # for a comment to reach a client that reads slowly
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class Reply:
+class ResponseWriter:
     """One response. ``headers`` may grow until the head goes out."""
 
     def __init__(self, send: Send) -> None:
@@ -108,7 +108,7 @@ class Comments:
     begin before the first comment is due."""
 
     def __init__(
-        self, reply: Reply, first_s: float, every_s: float, text: Callable[[], str]
+        self, reply: ResponseWriter, first_s: float, every_s: float, text: Callable[[], str]
     ) -> None:
         self._reply = reply
         self._every_s = every_s
@@ -132,14 +132,14 @@ class Comments:
 _CANCEL_AGAIN_S = 2.0
 
 
-class Departure:
+class DisconnectWatcher:
     """Cancels the task that makes it when the client leaves: wherever that task stands, and again
     after a while, since a library may swallow the first cancellation.
 
     The watch begins when the task first waits: until then nothing could be cancelled.
     """
 
-    def __init__(self, receive: Receive, reply: Reply) -> None:
+    def __init__(self, receive: Receive, reply: ResponseWriter) -> None:
         work = asyncio.current_task()
         assert work is not None
         self.seen = False

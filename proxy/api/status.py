@@ -27,7 +27,7 @@ from slotwise.proxy.history.explain import Texts
 from slotwise.proxy.history.history import SPAN_S, Sums
 from slotwise.proxy.history.record import Record
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.served import EngineLife, ServedProfile, build_of
+from slotwise.proxy.serving.served import EngineRun, ServedProfile, build_of
 from slotwise.proxy.tokens.media import FIRST_ID
 
 LAST_REQUESTS = 12
@@ -90,7 +90,7 @@ def reuse(sums: Sums) -> dict[str, Any]:
     }
 
 
-def _engine(life: EngineLife, served: ServedProfile) -> dict[str, Any]:
+def _engine(life: EngineRun, served: ServedProfile) -> dict[str, Any]:
     return {
         "profile": life.profile,
         "state": life.state,

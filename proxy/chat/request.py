@@ -99,7 +99,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class GenerationRequest:
     """One generating request, checked."""
 
     kind: Kind
@@ -132,7 +132,7 @@ class Prepared:
         content: bytes = await off_loop(orjson.dumps, body, self.size_bytes)
         return content
 
-    def normalize(self, settings: Normalize) -> Prepared:
+    def normalize(self, settings: Normalize) -> GenerationRequest:
         """Without the parts that change with every request for nothing, as far as asked for."""
         fields, applied = normalize(self.fields, settings)
         return replace(self, fields=dict(fields), normalized=applied) if applied else self
@@ -174,7 +174,7 @@ def _inside(outer: Any) -> list[Any]:
     return [part for part in parts if isinstance(part, dict | list)]
 
 
-async def prepare(kind: Kind, path: str, raw: bytes, names: Mapping[str, str]) -> Prepared:
+async def prepare(kind: Kind, path: str, raw: bytes, names: Mapping[str, str]) -> GenerationRequest:
     """Check a body. ``names``: every name a model answers to -> its profile, in order.
 
     Raises :class:`ProxyError`: 400 with the field at fault, 404 for an unknown model.
@@ -191,7 +191,7 @@ async def prepare(kind: Kind, path: str, raw: bytes, names: Mapping[str, str]) -
     limits = {name: limit for name in _LIMITS if (limit := _whole(body, name)) is not None}
     fields = {k: v for k, v in body.items() if k not in ("id_slot", "slot_id")}
     fields.update(limits)
-    return Prepared(
+    return GenerationRequest(
         kind=kind,
         path=path,
         profile=profile,

@@ -12,11 +12,10 @@ from slotwise.policies.continuation import STRANGER
 from slotwise.policies.decide import all_at_work, decide
 from slotwise.policies.order import PROMOTES, Promotion
 from slotwise.policies.params import Params
-from slotwise.policies.ram_cache import Park, Swap
+from slotwise.policies.ram_cache import RamCache, Swap
 from slotwise.policies.regret import Loss, Obstacle
 from slotwise.policies.slot_costs import View
 from slotwise.policies.types import (
-    Hold,
     Place,
     Reason,
     Reject,
@@ -25,20 +24,21 @@ from slotwise.policies.types import (
     SlotId,
     SlotView,
     Verdict,
+    Wait,
 )
 from slotwise.policies.working_set import SCARCE
 from slotwise.proxy.core import snapshot
 from slotwise.proxy.core.events import Action, Dispatch, HomeWait, Refuse
 from slotwise.proxy.core.memory import MemoryGate, placing
 from slotwise.proxy.core.mirror import SlotMirror
-from slotwise.proxy.core.state import Engine, Held, Profile, Running
+from slotwise.proxy.core.state import EngineState, Held, ProfileState, Running
 from slotwise.proxy.core.waiting import BACKGROUND_KINDS, Waiter
 
 UNPINNED = -1  # the id_slot of a request whose slot the engine chooses
 _HOME_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION)
 
 
-class Story(NamedTuple):
+class PlacementStory(NamedTuple):
     """Fields of :class:`proxy.core.events.Dispatch`."""
 
     regret: tuple[Loss, ...]
@@ -46,7 +46,9 @@ class Story(NamedTuple):
     home_wait: HomeWait | None
 
 
-def story(profile: Profile, waiter: Waiter, place: Place, view: View, now: float) -> Story:
+def story(
+    profile: ProfileState, waiter: Waiter, place: Place, view: View, now: float
+) -> PlacementStory:
     """Of a request that is about to be sent, ``view`` being what was decided on."""
     losses = {loss.obstacle: loss.seconds for loss in waiter.lost(now)}
     if place.slot != UNPINNED and place.rule is not Rule.HOME:  # nothing beats a home
@@ -57,14 +59,14 @@ def story(profile: Profile, waiter: Waiter, place: Place, view: View, now: float
     home_wait = None
     if waiter.home_busy:
         home_wait = HomeWait.PLACED if place.rule in _HOME_RULES else HomeWait.GAVE_UP
-    return Story(
+    return PlacementStory(
         tuple(Loss(obstacle, losses[obstacle]) for obstacle in Obstacle if obstacle in losses),
         _promotion(profile, waiter, now),
         home_wait,
     )
 
 
-def _promotion(profile: Profile, waiter: Waiter, now: float) -> Promotion | None:
+def _promotion(profile: ProfileState, waiter: Waiter, now: float) -> Promotion | None:
     """Why it goes before others; None: by the usual order, or nobody else is there."""
     others = len(profile.waiters) > 1 or profile.running
     if not others:
@@ -80,7 +82,7 @@ def _promotion(profile: Profile, waiter: Waiter, now: float) -> Promotion | None
 _OF_ITS_OWN = (Reason.HELD, Reason.HOME_BUSY)
 
 
-def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
+def not_yet(profile: ProfileState, waiter: Waiter, now: float) -> Wait | None:
     """A side job waits while somebody else waits for a first token."""
     view, waited_s = waiter.view, now - waiter.view.arrived
     request = view.request
@@ -95,10 +97,10 @@ def not_yet(profile: Profile, waiter: Waiter, now: float) -> Hold | None:
     )
     if not first and not queued:
         return None
-    return Hold(Reason.BACKGROUND, "somebody waits for a first token", left_s)
+    return Wait(Reason.BACKGROUND, "somebody waits for a first token", left_s)
 
 
-def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
+def not_cold(profile: ProfileState, waiter: Waiter, place: Place, now: float) -> Verdict:
     """Hold a long prompt back while another is read: each stalls every stream."""
     params = profile.params
     request = waiter.view.request
@@ -111,31 +113,31 @@ def not_cold(profile: Profile, waiter: Waiter, place: Place, now: float) -> Verd
         return place
     if not any(r.uncached > params.cold_tokens for r in profile.reading()):
         return place
-    return Hold(Reason.COLD_PREFILL, "another long prompt is being read", left_s)
+    return Wait(Reason.COLD_PREFILL, "another long prompt is being read", left_s)
 
 
-def unpinned_verdict(engine: Engine, request: Request) -> Verdict:
+def unpinned_verdict(engine: EngineState, request: Request) -> Verdict:
     """An engine that does not keep pins gets as many requests as it has slots."""
     largest = max(m.window for m in engine.mirrors)
     if len(request.tokens) >= largest:
         why = f"the prompt has {len(request.tokens)} tokens, the window holds {largest}"
         return Reject("exceed_context_size_error", why, largest)
     if engine.unpinned >= len(engine.mirrors):
-        return Hold(Reason.SLOTS_BUSY, all_at_work(len(engine.mirrors)))
+        return Wait(Reason.SLOTS_BUSY, all_at_work(len(engine.mirrors)))
     return Place(UNPINNED, Rule.UNPINNED, 0, None, "the engine does not keep pins")
 
 
 _RETRY_AFTER_TIMEOUT_S = 30
 
 
-class Deciding:
+class Dispatcher:
     """The decisions of one moment, on the books of the scheduler that owns them."""
 
-    def __init__(self, profiles: Mapping[str, Profile], memory: MemoryGate) -> None:
+    def __init__(self, profiles: Mapping[str, ProfileState], memory: MemoryGate) -> None:
         self._profiles = profiles
         self._memory = memory
 
-    def decide(self, profile: Profile, now: float, out: list[Action]) -> None:
+    def decide(self, profile: ProfileState, now: float, out: list[Action]) -> None:
         """End what waited too long, then place what can be placed."""
         self._expire(profile, now, out)
         out.extend(profile.keeping.expired(now))
@@ -154,7 +156,7 @@ class Deciding:
                 view, epoch, stale = profile.view(now, working_set), profile.epoch, False
                 parks = profile.parks()
             if profile.engines and len(profile.running) >= max_running:
-                waiter.hold(Hold(Reason.MAX_RUNNING, snapshot.as_many_run(max_running)), now)
+                waiter.hold(Wait(Reason.MAX_RUNNING, snapshot.as_many_run(max_running)), now)
                 continue
             waiter.compare(profile.mirrors, parks, epoch, profile.params)
             verdict = not_yet(profile, waiter, now) or self._verdict(profile, waiter, view, now)
@@ -162,7 +164,7 @@ class Deciding:
                 verdict = not_cold(profile, waiter, verdict, now)
             if isinstance(verdict, Place):
                 verdict = self._memory.fits(profile, waiter, verdict, now)
-            if isinstance(verdict, Hold):
+            if isinstance(verdict, Wait):
                 waiter.hold(verdict, now, profile.keeping.returns)
             elif isinstance(verdict, Reject):
                 self._reject(profile, waiter, verdict, now, out)
@@ -180,10 +182,10 @@ class Deciding:
 
     def _line_up(
         self,
-        profile: Profile,
+        profile: ProfileState,
         slots: Sequence[SlotView],
         epoch: int,
-        parks: Mapping[str, Park],
+        parks: Mapping[str, RamCache],
         scarce: bool,
         now: float,
     ) -> list[Waiter]:
@@ -204,7 +206,7 @@ class Deciding:
         ranked.sort(key=lambda pair: pair[0])
         return [waiter for _, waiter in ranked]
 
-    def _verdict(self, profile: Profile, waiter: Waiter, view: View, now: float) -> Verdict:
+    def _verdict(self, profile: ProfileState, waiter: Waiter, view: View, now: float) -> Verdict:
         unpinned = profile.unpinned_engine()
         if unpinned is not None:
             return unpinned_verdict(unpinned, waiter.view.request)
@@ -212,7 +214,7 @@ class Deciding:
 
     def _dispatch(
         self,
-        profile: Profile,
+        profile: ProfileState,
         waiter: Waiter,
         place: Place,
         view: View,
@@ -292,7 +294,7 @@ class Deciding:
         )
 
     def _reject(
-        self, profile: Profile, waiter: Waiter, verdict: Reject, now: float, out: list[Action]
+        self, profile: ProfileState, waiter: Waiter, verdict: Reject, now: float, out: list[Action]
     ) -> None:
         request = waiter.view.request
         profile.drop_waiter(request.id, now)
@@ -309,7 +311,7 @@ class Deciding:
             )
         )
 
-    def _expire(self, profile: Profile, now: float, out: list[Action]) -> None:
+    def _expire(self, profile: ProfileState, now: float, out: list[Action]) -> None:
         for waiter in [w for w in profile.waiters.values() if now >= w.deadline]:
             request = waiter.view.request
             profile.drop_waiter(request.id, now)
@@ -330,7 +332,7 @@ class Deciding:
 
 
 def _make_room(
-    engine: Engine, pool: int, mirror: SlotMirror, request: Request, params: Params
+    engine: EngineState, pool: int, mirror: SlotMirror, request: Request, params: Params
 ) -> None:
     """A unified pool without free cells makes the engine empty idle slots, lowest id first, and
     it does not say so: believe the same of as many as may have to go."""

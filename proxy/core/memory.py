@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from slotwise.policies.admission import MIB, Headroom, Limits, gib, memory_shortage
-from slotwise.policies.types import Hold, Place, Reason, SlotId, Verdict
+from slotwise.policies.types import Place, Reason, SlotId, Verdict, Wait
 from slotwise.proxy.core.events import (
     Action,
     AskSlots,
@@ -21,8 +21,8 @@ from slotwise.proxy.core.events import (
     Refuse,
 )
 from slotwise.proxy.core.mirror import SlotMirror, SlotState
-from slotwise.proxy.core.reservations import Placing, Reserves
-from slotwise.proxy.core.state import Profile
+from slotwise.proxy.core.reservations import Placing, Reservations
+from slotwise.proxy.core.state import ProfileState
 from slotwise.proxy.core.waiting import Waiter
 
 TOO_LITTLE_BYTES = 64 * MIB
@@ -43,10 +43,10 @@ class Member:
 class Holdings:
     """Who holds memory now."""
 
-    profiles: Mapping[str, Profile]
+    profiles: Mapping[str, ProfileState]
     members: tuple[Member, ...]
     loading: Mapping[str, str]  # engine -> its profile
-    reserves: Reserves
+    reserves: Reservations
 
     def reclaims(
         self, levels: Iterable[Level], wanted_bytes: int, below: int | None, why: str
@@ -127,7 +127,7 @@ class Holdings:
         return [*self.profiles[member.profile].engines, *loading]
 
 
-def _awaited_homes(profile: Profile) -> set[SlotId]:
+def _awaited_homes(profile: ProfileState) -> set[SlotId]:
     """The slots whose conversations wait for their next turn."""
     return {
         mirror.id
@@ -160,7 +160,7 @@ class MemoryGate:
 
     def __init__(self, rules: MemoryRules | None) -> None:
         self.rules = rules
-        self.reserves = Reserves()
+        self.reserves = Reservations()
         self.loading: dict[str, str] = {}  # engine -> its profile
         self.unloaded: dict[str, int] = {}  # profile -> when to ask again, s
         self._sample: MemorySampled | None = None
@@ -186,7 +186,7 @@ class MemoryGate:
         slots = len(event.windows)
         self.reserves.engine_ready(event.engine, event.profile, event.growth, slots)
 
-    def unload(self, event: ProfileUnloaded, profile: Profile, now: float) -> list[Action]:
+    def unload(self, event: ProfileUnloaded, profile: ProfileState, now: float) -> list[Action]:
         """Nobody waits for an engine that gave way: who does is told when to ask again."""
         self.unloaded[profile.name] = event.retry_after_s
         for engine in [e for e, p in self.loading.items() if p == profile.name]:
@@ -217,7 +217,7 @@ class MemoryGate:
     # ------------------------------------------------------------ samples
 
     def sampled(
-        self, event: MemorySampled, profiles: Mapping[str, Profile], now: float
+        self, event: MemorySampled, profiles: Mapping[str, ProfileState], now: float
     ) -> list[Action]:
         """Take a sample; says what a level gave back, and what has to go now."""
         self._sample, self._sampled_at = event, now
@@ -267,7 +267,7 @@ class MemoryGate:
         wanted_bytes: int,
         below: int | None,
         why: str,
-        profiles: Mapping[str, Profile],
+        profiles: Mapping[str, ProfileState],
         now: float,
     ) -> list[Action]:
         if self._pending is not None or self.rules is None:
@@ -286,14 +286,14 @@ class MemoryGate:
 
     # ------------------------------------------------------------ requests
 
-    def fits(self, profile: Profile, waiter: Waiter, place: Place, now: float) -> Verdict:
+    def fits(self, profile: ProfileState, waiter: Waiter, place: Place, now: float) -> Verdict:
         """The placement, or a hold where the machine's memory has no room for it."""
         if self.rules is None:
             return place
         need = self.reserves.need(placing(profile, waiter, place)).total
         room = self.room(now)
         if room is None:
-            return Hold(Reason.MEMORY, self._unknown(now))
+            return Wait(Reason.MEMORY, self._unknown(now))
         short = memory_shortage(need, room)
         if short is None and not self._overtaken:
             return place
@@ -303,9 +303,9 @@ class MemoryGate:
             waited_s = now - waiter.view.arrived
             longest_s = profile.params.max_wait_s
             self._overtaken = bool(profile.running) and waited_s >= longest_s
-        return Hold(Reason.MEMORY, short or "somebody before you waits for memory")
+        return Wait(Reason.MEMORY, short or "somebody before you waits for memory")
 
-    def ask(self, profiles: Mapping[str, Profile], now: float) -> list[Action]:
+    def ask(self, profiles: Mapping[str, ProfileState], now: float) -> list[Action]:
         """What the first request that did not fit asks to be taken back, before it waits."""
         short, self._short_bytes, self._overtaken = self._short_bytes, None, False
         if short is None:
@@ -391,7 +391,7 @@ class MemoryGate:
         }
 
 
-def placing(profile: Profile, waiter: Waiter, place: Place) -> Placing:
+def placing(profile: ProfileState, waiter: Waiter, place: Place) -> Placing:
     """What this placement would change on its slot."""
     request = waiter.view.request
     if place.slot < 0:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from slotwise.policies.prefix import lcp
-from slotwise.policies.ram_cache import State
+from slotwise.policies.ram_cache import SlotContent
 from slotwise.policies.types import SIDE_JOB, Match, Request, Rule, SlotId, SlotView
 
 
@@ -29,12 +29,12 @@ class SlotMirror:
 
     id: SlotId
     window: int  # tokens
-    content: State = field(default_factory=State)
+    content: SlotContent = field(default_factory=SlotContent)
     version: int = 0
     state: SlotState = SlotState.IDLE
     since: float = 0.0  # when it entered this state
     request: Request | None = None  # at work here
-    _before: State = field(default_factory=State)
+    _before: SlotContent = field(default_factory=SlotContent)
     _view: SlotView | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -64,7 +64,12 @@ class SlotMirror:
         return view
 
     def begin(
-        self, request: Request, rule: Rule, match: Match, now: float, loaded: State | None = None
+        self,
+        request: Request,
+        rule: Rule,
+        match: Match,
+        now: float,
+        loaded: SlotContent | None = None,
     ) -> None:
         """The request is sent: its prompt replaces the view; what both share is still held.
 
@@ -80,7 +85,7 @@ class SlotMirror:
         if not request.cache_prompt:
             held = 0
         self._replace(
-            State(
+            SlotContent(
                 view=request.tokens,
                 held=held,
                 guest=rule is Rule.GUEST or request.kind == SIDE_JOB,
@@ -153,7 +158,7 @@ class SlotMirror:
 
     def forget(self) -> None:
         """What the slot holds is not known."""
-        self._replace(State(last_used=self.content.last_used))
+        self._replace(SlotContent(last_used=self.content.last_used))
 
     def suspect(self, now: float) -> None:
         """Somebody else uses it: nothing is known until /slots shows it idle."""
@@ -170,7 +175,7 @@ class SlotMirror:
         self.forget()
         return False
 
-    def _replace(self, content: State) -> None:
+    def _replace(self, content: SlotContent) -> None:
         self.content = content
         self.version += 1
 
@@ -196,5 +201,5 @@ class SlotMirror:
 
     def _end(self, state: SlotState, now: float) -> None:
         self.request = None
-        self._before = State()
+        self._before = SlotContent()
         self._enter(state, now)

@@ -26,7 +26,7 @@ class Placing:
 
 
 @dataclass(slots=True)
-class Reserve:
+class Reservation:
     """One running request's promise."""
 
     need: Need
@@ -65,12 +65,12 @@ class _Engine:
     held: dict[int, int] = field(default_factory=dict)  # checkpoints by id_slot, believed
 
 
-class Reserves:
+class Reservations:
     """All reserves of one scheduler."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
-        self._running: dict[str, Reserve] = {}
+        self._running: dict[str, Reservation] = {}
         self._learned: dict[str, int] = {}  # scratch by profile, also of lives that ended
 
     # ------------------------------------------------------------ engines
@@ -164,7 +164,7 @@ class Reserves:
         if engine is not None:
             checkpoints = self._held_after(engine, placing)
             engine.held[slot.id_slot] = self._kept(engine, placing)
-        self._running[request.id] = Reserve(
+        self._running[request.id] = Reservation(
             need, slot, len(request.tokens), placing.reused, checkpoints
         )
 
@@ -187,7 +187,7 @@ class Reserves:
         """Bytes that running requests may still make grow, all together."""
         return sum(reserve.unspent for reserve in self._running.values())
 
-    def of_requests(self) -> Mapping[str, Reserve]:
+    def of_requests(self) -> Mapping[str, Reservation]:
         return self._running
 
     # ------------------------------------------------------------ the parts

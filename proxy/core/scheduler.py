@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slotwise.policies.params import Cost, Params
-from slotwise.policies.ram_cache import Park
+from slotwise.policies.ram_cache import RamCache
 from slotwise.policies.types import Request, SlotId
-from slotwise.proxy.core.dispatch import Deciding
+from slotwise.proxy.core.dispatch import Dispatcher
 from slotwise.proxy.core.events import (
     Action,
     AskSlots,
@@ -40,25 +40,25 @@ from slotwise.proxy.core.events import (
 from slotwise.proxy.core.memory import MemoryGate, MemoryRules
 from slotwise.proxy.core.mirror import SlotMirror, SlotState
 from slotwise.proxy.core.snapshot import (
+    ProfileFigures,
     SlotStatus,
-    Standing,
     Waiting,
     profile_json,
     slot_statuses,
     standing,
     waiting,
 )
-from slotwise.proxy.core.state import Engine, Profile, Running, profile_of
+from slotwise.proxy.core.state import EngineState, ProfileState, Running, profile_of
 
 
 class Reports:
     """Puts what they say into the books; each says in which profiles somebody may go on now."""
 
-    def __init__(self, profiles: Mapping[str, Profile], memory: MemoryGate) -> None:
+    def __init__(self, profiles: Mapping[str, ProfileState], memory: MemoryGate) -> None:
         self._profiles = profiles
         self._memory = memory
 
-    def progressed(self, event: RequestProgressed, now: float) -> list[Profile]:
+    def progressed(self, event: RequestProgressed, now: float) -> list[ProfileState]:
         """Only the end of a prompt changes what others may do."""
         self._memory.reserves.progressed(event.id, event.processed)
         for profile in self._profiles.values():
@@ -72,7 +72,7 @@ class Reports:
                 return [profile]
         return []
 
-    def finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[Profile]:
+    def finished(self, event: RequestFinished, now: float, out: list[Action]) -> list[ProfileState]:
         """What was sent to a slot lies there now, unless the engine says otherwise."""
         self._memory.reserves.ended(event.id, answered=True)
         profile, running = self._ended(event, now)
@@ -100,7 +100,7 @@ class Reports:
             out.append(AskSlots(engine.name))  # did it run where it was sent?
         return [profile]
 
-    def failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[Profile]:
+    def failed(self, event: RequestFailed, now: float, out: list[Action]) -> list[ProfileState]:
         """What its slot holds now depends on how far it came."""
         self._memory.reserves.ended(event.id, answered=False)
         profile, running = self._ended(event, now)
@@ -124,7 +124,7 @@ class Reports:
         out.append(AskSlots(engine.name))
         return [profile]
 
-    def slots(self, event: SlotsReported, now: float, out: list[Action]) -> list[Profile]:
+    def slots(self, event: SlotsReported, now: float, out: list[Action]) -> list[ProfileState]:
         """What a ``/slots`` reply shows beats what was believed."""
         profile = profile_of(event.engine, self._profiles.values())
         if profile is None:
@@ -155,7 +155,7 @@ class Reports:
 
     def _ended(
         self, event: RequestFinished | RequestFailed, now: float
-    ) -> tuple[Profile | None, Running | None]:
+    ) -> tuple[ProfileState | None, Running | None]:
         told = event if isinstance(event, RequestFinished) else None
         for profile in self._profiles.values():
             running = profile.running.get(event.id)
@@ -164,17 +164,19 @@ class Reports:
                 return profile, running
         return None, None
 
-    def _current(self, engine: Engine) -> bool:
+    def _current(self, engine: EngineState) -> bool:
         """Whether this is the engine's present life, not one that ended."""
         return self._profiles[engine.profile].engines.get(engine.name) is engine
 
-    def _distrust(self, engine: Engine, now: float) -> None:
+    def _distrust(self, engine: EngineState, now: float) -> None:
         """The engine runs requests where it likes: nothing idle is known any more."""
         for mirror in engine.mirrors:
             if mirror.state is not SlotState.RUNNING:
                 mirror.suspect(now)
 
-    def _reused_too_little(self, profile: Profile, running: Running, cached: int | None) -> bool:
+    def _reused_too_little(
+        self, profile: ProfileState, running: Running, cached: int | None
+    ) -> bool:
         return cached is not None and cached < running.expected - profile.params.chunk_tokens
 
 
@@ -189,9 +191,9 @@ class Scheduler:
 
         ``memory``: how the machine's memory is watched; None: it is not.
         """
-        self._profiles = {name: Profile(name, p) for name, p in params.items()}
+        self._profiles = {name: ProfileState(name, p) for name, p in params.items()}
         self.memory = MemoryGate(memory)
-        self._deciding = Deciding(self._profiles, self.memory)
+        self._deciding = Dispatcher(self._profiles, self.memory)
         self._reports = Reports(self._profiles, self.memory)
         self._wake: float | None = None
 
@@ -205,7 +207,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ events
 
-    def _apply(self, event: Event, now: float, out: list[Action]) -> list[Profile]:
+    def _apply(self, event: Event, now: float, out: list[Action]) -> list[ProfileState]:
         """Change the state; returns the profiles in which somebody may go on now."""
         match event:
             case RequestProgressed():
@@ -240,7 +242,7 @@ class Scheduler:
                 self._wake = None
                 return list(self._profiles.values())
 
-    def _arrived(self, event: RequestArrived, now: float, out: list[Action]) -> list[Profile]:
+    def _arrived(self, event: RequestArrived, now: float, out: list[Action]) -> list[ProfileState]:
         request = event.request
         profile = self._profiles[request.profile]
         params = profile.params
@@ -258,21 +260,21 @@ class Scheduler:
         profile.add_waiter(request, now)
         return [profile]
 
-    def _ready(self, event: EngineReady, now: float) -> list[Profile]:
+    def _ready(self, event: EngineReady, now: float) -> list[ProfileState]:
         profile = self._profiles[event.profile]
         mirrors = [
             SlotMirror(SlotId(event.engine, i), window, since=now)
             for i, window in enumerate(event.windows)
         ]
         rules = profile.params
-        park = Park(rules.cache_tokens if rules.ram_cache else 0, empties=event.empties)
+        park = RamCache(rules.cache_tokens if rules.ram_cache else 0, empties=event.empties)
         profile.add_engine(
-            Engine(event.engine, event.profile, mirrors, event.pool, event.pins, park)
+            EngineState(event.engine, event.profile, mirrors, event.pool, event.pins, park)
         )
         self.memory.engine_ready(event)
         return [profile]
 
-    def _lost(self, event: EngineLost) -> list[Profile]:
+    def _lost(self, event: EngineLost) -> list[ProfileState]:
         profile = profile_of(event.engine, self._profiles.values())
         if profile is None:
             return []
@@ -320,7 +322,7 @@ class Scheduler:
         """Every slot of every engine that is ready."""
         return slot_statuses(self._profiles.values())
 
-    def standings(self, now: float) -> list[Standing]:
+    def standings(self, now: float) -> list[ProfileFigures]:
         """Figures of every profile."""
         return [standing(profile, now) for profile in self._profiles.values()]
 

@@ -29,7 +29,7 @@ class _Hold:
             self.since = None
 
 
-class Keeping:
+class SlotHolds:
     """The slots of one profile that are kept now."""
 
     def __init__(self, profile: str) -> None:

@@ -10,7 +10,7 @@ from slotwise.policies.attribution import Cause
 from slotwise.policies.order import jain_index
 from slotwise.policies.types import Reason, SlotId
 from slotwise.proxy.core.mirror import SlotMirror
-from slotwise.proxy.core.state import Profile, Running
+from slotwise.proxy.core.state import ProfileState, Running
 from slotwise.proxy.core.waiting import BACKGROUND_KINDS, Waiter
 
 SESSION_CHARS = 8  # of a session's opaque id: enough to tell conversations apart
@@ -91,7 +91,7 @@ class SessionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProfileFigures:
     """Figures of one profile."""
 
     profile: str
@@ -100,9 +100,9 @@ class Standing:
     sessions: Mapping[SessionState, int]
 
 
-def standing(profile: Profile, now: float) -> Standing:
+def standing(profile: ProfileState, now: float) -> ProfileFigures:
     """As of now."""
-    return Standing(
+    return ProfileFigures(
         profile.name,
         profile.working_set(now),
         jain_index(_services(profile, now)),
@@ -110,7 +110,7 @@ def standing(profile: Profile, now: float) -> Standing:
     )
 
 
-def limit(profile: Profile, now: float) -> tuple[int, str]:
+def limit(profile: ProfileState, now: float) -> tuple[int, str]:
     """How many requests may run at once, and why so many."""
     asked = profile.params.max_running
     slots = sum(len(engine.mirrors) for engine in profile.engines.values())
@@ -122,7 +122,7 @@ def limit(profile: Profile, now: float) -> tuple[int, str]:
     return most, "all slots" if most == slots else "more conversations live than stay warm"
 
 
-def _services(profile: Profile, now: float) -> list[float]:
+def _services(profile: ProfileState, now: float) -> list[float]:
     """Seconds each key was served lately, of those that were served or wait."""
     keys = {waiter.view.request.key for waiter in profile.waiters.values()}
     served = profile.services.all(now)
@@ -130,7 +130,7 @@ def _services(profile: Profile, now: float) -> list[float]:
     return [*lately.values(), *(0.0 for key in keys if key not in lately)]
 
 
-def _sessions(profile: Profile) -> dict[SessionState, int]:
+def _sessions(profile: ProfileState) -> dict[SessionState, int]:
     running = {r.request.session for r in profile.running.values() if _is_turn(r.request.kind)}
     asking = (waiter.view.request for waiter in profile.waiters.values())
     waiting = {request.session for request in asking if _is_turn(request.kind)}
@@ -179,7 +179,7 @@ class Waiting:
     text: str = ""  # the reason in words, see words.py
 
 
-def slot_statuses(profiles: Iterable[Profile]) -> list[SlotStatus]:
+def slot_statuses(profiles: Iterable[ProfileState]) -> list[SlotStatus]:
     """Every slot of every engine that is ready."""
     return [
         SlotStatus(
@@ -218,7 +218,7 @@ def _in_words(waiter: Waiter, now: float) -> str:
     return why_it_waits(waiter.reason, waiter.why, left_s)
 
 
-def profile_json(profile: Profile, now: float) -> dict[str, object]:
+def profile_json(profile: ProfileState, now: float) -> dict[str, object]:
     """One profile for ``/slotwise/status``."""
     now_is, (most, why) = standing(profile, now), limit(profile, now)
     return {
@@ -246,7 +246,7 @@ def profile_json(profile: Profile, now: float) -> dict[str, object]:
     }
 
 
-def _cost_json(profile: Profile) -> dict[str, object]:
+def _cost_json(profile: ProfileState) -> dict[str, object]:
     """What work costs, as the engine has told by so many reports."""
     cost = profile.params.cost
     return {
@@ -274,7 +274,7 @@ def _waiter_json(waiter: Waiter, ahead: int, now: float) -> dict[str, object]:
     }
 
 
-def _slot_json(profile: Profile, mirror: SlotMirror, now: float) -> dict[str, object]:
+def _slot_json(profile: ProfileState, mirror: SlotMirror, now: float) -> dict[str, object]:
     running = profile.running.get(mirror.request.id) if mirror.request else None
     content = mirror.content
     return {

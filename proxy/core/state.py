@@ -13,7 +13,7 @@ from slotwise.policies.cost import CostFit, piece_s, prefill_s, run_s
 from slotwise.policies.displaced import Displacements
 from slotwise.policies.params import Cost, Params
 from slotwise.policies.prefix import lcp
-from slotwise.policies.ram_cache import Park, State, Swap
+from slotwise.policies.ram_cache import RamCache, SlotContent, Swap
 from slotwise.policies.slot_costs import View
 from slotwise.policies.types import (
     Match,
@@ -28,12 +28,12 @@ from slotwise.policies.types import (
 from slotwise.policies.working_set import KEEP_ABOVE, most_running, working_set
 from slotwise.proxy.core.events import RequestFinished
 from slotwise.proxy.core.mirror import SlotMirror
-from slotwise.proxy.core.slot_holds import Keeping
-from slotwise.proxy.core.waiting import Contexts, Services, Waiter
+from slotwise.proxy.core.slot_holds import SlotHolds
+from slotwise.proxy.core.waiting import Contexts, KeyService, Waiter
 
 
 @dataclass(slots=True, eq=False)
-class Engine:
+class EngineState:
     """One life of one llama-server process; a restart is another object."""
 
     name: str
@@ -41,11 +41,11 @@ class Engine:
     mirrors: list[SlotMirror]
     pool: int | None  # tokens of the unified KV pool; None: one stream per slot
     pins: bool
-    park: Park
+    park: RamCache
     parked: int = 0  # how often what its RAM cache holds has changed
     unpinned: int = 0  # running requests whose slot the engine chose
 
-    def replace_park(self, states: tuple[State, ...]) -> None:
+    def replace_park(self, states: tuple[SlotContent, ...]) -> None:
         """What its RAM cache holds from now on."""
         self.park = replace(self.park, states=states)
         self.parked += 1
@@ -56,14 +56,14 @@ class Running:
     """A dispatched request, until its one end."""
 
     request: Request
-    engine: Engine
+    engine: EngineState
     mirror: SlotMirror | None  # None: unpinned
     started: float  # s
     expected: int  # tokens
     rule: Rule
     why: str = ""  # the numbers it was placed on
     read: bool = False  # its prompt is in the KV
-    before: Park | None = None  # the RAM cache, if sending it changed that
+    before: RamCache | None = None  # the RAM cache, if sending it changed that
     # What its times can be taken for, see ``learned_cost.py``.
     alone: bool = True  # no other prompt was read beside its own
     generating: float = 0.0  # since when, as far as that is reported (s)
@@ -168,12 +168,12 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class Profile:
+class ProfileState:
     """One profile's engines, waiting requests and counts."""
 
     name: str
     params: Params
-    engines: dict[str, Engine] = field(default_factory=dict)
+    engines: dict[str, EngineState] = field(default_factory=dict)
     mirrors: list[SlotMirror] = field(default_factory=list)  # of the engines that keep pins
     waiters: dict[str, Waiter] = field(default_factory=dict)
     line: list[Waiter] = field(default_factory=list)  # who goes first, as of the last decision
@@ -182,16 +182,16 @@ class Profile:
     peak_running: int = 0
     returns: Returns = NONE_SEEN
     contexts: Contexts = field(init=False)
-    services: Services = field(init=False)
+    services: KeyService = field(init=False)
     learned: LearnedCost = field(init=False)
-    keeping: Keeping = field(init=False)
+    keeping: SlotHolds = field(init=False)
     displacements: Displacements = field(default_factory=Displacements)
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
-        self.keeping = Keeping(self.name)
+        self.keeping = SlotHolds(self.name)
         self.contexts = Contexts()
-        self.services = Services()
+        self.services = KeyService()
 
     def working_set(self, now: float) -> float:
         """Live conversations over what can be kept warm."""
@@ -223,11 +223,11 @@ class Profile:
         parked = sum([engine.parked for engine in self.engines.values()])
         return sum([mirror.version for mirror in self.mirrors]) + parked
 
-    def parks(self) -> dict[str, Park]:
+    def parks(self) -> dict[str, RamCache]:
         """The RAM caches of the engines that have one."""
         return {e.name: e.park for e in self.engines.values() if e.park.limit_tokens}
 
-    def add_engine(self, engine: Engine) -> None:
+    def add_engine(self, engine: EngineState) -> None:
         self.engines[engine.name] = engine
         self._engines_changed()
 
@@ -242,7 +242,7 @@ class Profile:
         for waiter in self.waiters.values():
             waiter.restart(self.mirrors)
 
-    def unpinned_engine(self) -> Engine | None:
+    def unpinned_engine(self) -> EngineState | None:
         """An engine that does not keep pins, where no other is ready."""
         if self.mirrors:
             return None
@@ -419,6 +419,6 @@ class Profile:
         return max(0, pool - used)
 
 
-def profile_of(engine: str, profiles: Iterable[Profile]) -> Profile | None:
+def profile_of(engine: str, profiles: Iterable[ProfileState]) -> ProfileState | None:
     """Whose engine it is; None: it is not ready."""
     return next((profile for profile in profiles if engine in profile.engines), None)

@@ -11,9 +11,9 @@ from slotwise.policies import continuation
 from slotwise.policies.affinity import EXPIRE_S
 from slotwise.policies.order import Class
 from slotwise.policies.params import Params
-from slotwise.policies.ram_cache import Park
+from slotwise.policies.ram_cache import RamCache
 from slotwise.policies.regret import Loss, Obstacle, waiting_for
-from slotwise.policies.types import SIDE_JOB, Hold, Match, Parked, Reason, Request, WaitingView
+from slotwise.policies.types import SIDE_JOB, Match, Parked, Reason, Request, Wait, WaitingView
 from slotwise.policies.working_set import Context, counts
 from slotwise.proxy.core.mirror import SlotMirror
 
@@ -89,7 +89,7 @@ class Contexts:
             self._counted.pop(session, None)
 
 
-class Services:
+class KeyService:
     """What each key was served lately: seconds of the engine's work, by the costs, decayed."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Waiter:
     context: Context  # its conversation
     versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
     epoch: int = -1  # the sum of them
-    parks: dict[str, Park] = field(default_factory=dict)  # as they were looked into
+    parks: dict[str, RamCache] = field(default_factory=dict)  # as they were looked into
     reason: Reason = Reason.NONE
     why: str = ""
     recheck: float | None = None  # s
@@ -136,7 +136,7 @@ class Waiter:
     _lost_s: dict[Obstacle, float] = field(default_factory=dict)
 
     def compare(
-        self, mirrors: list[SlotMirror], parks: Mapping[str, Park], epoch: int, params: Params
+        self, mirrors: list[SlotMirror], parks: Mapping[str, RamCache], epoch: int, params: Params
     ) -> None:
         """Bring the matches up to date: only slots whose view changed are compared again.
 
@@ -167,7 +167,7 @@ class Waiter:
             if self.parks.get(name) is not park:
                 self._look_into(name, park)
 
-    def _look_into(self, engine: str, park: Park) -> None:
+    def _look_into(self, engine: str, park: RamCache) -> None:
         self.parks[engine] = park
         self.view.parked.pop(engine, None)
         shared, state = park.best(self.view.request.tokens)
@@ -183,7 +183,7 @@ class Waiter:
         self.view.parked = {}
         self.parks = {}
 
-    def hold(self, verdict: Hold, now: float, returns: int = 0) -> None:
+    def hold(self, verdict: Wait, now: float, returns: int = 0) -> None:
         """It goes on waiting, for this reason."""
         if verdict.reason is not self.reason:
             self._waited(now)

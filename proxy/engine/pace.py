@@ -15,7 +15,7 @@ class Pace:
     still_s: float = 300.0
 
 
-class Asking:
+class SlotsPacer:
     """The questions of one engine."""
 
     def __init__(self, pace: Pace) -> None:

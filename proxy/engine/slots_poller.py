@@ -13,7 +13,7 @@ from typing import Any
 
 from slotwise.proxy.core.events import SlotReport, SlotsReported
 from slotwise.proxy.engine.client import EngineClient
-from slotwise.proxy.engine.pace import Asking, Pace
+from slotwise.proxy.engine.pace import Pace, SlotsPacer
 from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def report_of(slot: Any) -> SlotReport:
     )
 
 
-class Standstill:
+class StallDetector:
     """Since when no busy slot has moved, by what the slots reported."""
 
     def __init__(self, now: float) -> None:
@@ -71,8 +71,8 @@ class SlotsPoller:
         self._report = report
         self._hung = hung
         self._pace = pace
-        self._asking = Asking(pace)
-        self._standstill = Standstill(clock())
+        self._asking = SlotsPacer(pace)
+        self._standstill = StallDetector(clock())
         self._task: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
@@ -95,7 +95,7 @@ class SlotsPoller:
         """Asked only while some slot's end is not proven: is one of them busy for ever?"""
         still_s = self._standstill.seen(slots, self._asking.asked_at)
         if still_s >= self._pace.still_s:
-            self._standstill = Standstill(self._asking.asked_at)
+            self._standstill = StallDetector(self._asking.asked_at)
             busy = ", ".join(str(slot.id_slot) for slot in slots if slot.busy)
             self._hung(f"slots {busy} are busy, and no token moved for {still_s:.0f} s")
 

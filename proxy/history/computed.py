@@ -88,7 +88,7 @@ class Prompt:
         return len(self.tokens.packed) + _DIGEST_COST_BYTES * len(self.digests)
 
 
-class Prompts:
+class ComputedPrompts:
     """The last prompt of each conversation; the least recently used go first."""
 
     def __init__(self, keep_bytes: int) -> None:

@@ -61,14 +61,14 @@ def from_mapping(given: Mapping[str, Any], path: str = "explain") -> tuple[Expla
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExplainQuery:
     """Which records are asked for."""
 
     session: str | None = None
     last: int = _DEFAULT_LISTED
 
 
-def wanted(query: Mapping[str, str]) -> Wanted:
+def wanted(query: Mapping[str, str]) -> ExplainQuery:
     """The query of ``/slotwise/requests``; raises ``ValueError`` with a text for the client."""
     unknown = sorted(set(query) - {"session", "last"})
     if unknown:
@@ -77,7 +77,7 @@ def wanted(query: Mapping[str, str]) -> Wanted:
     # isdecimal alone takes digits of other scripts, and int() takes as long as the text
     if not (last.isascii() and last.isdecimal() and len(last) <= 9 and int(last) >= 1):
         raise ValueError(f"last: expected 1 to {MOST_LISTED}, got {last[:20]!r}")
-    return Wanted(query.get("session"), min(int(last), MOST_LISTED))
+    return ExplainQuery(query.get("session"), min(int(last), MOST_LISTED))
 
 
 def ids_to_show(record: Record) -> tuple[list[int], list[int]] | None:

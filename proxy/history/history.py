@@ -38,11 +38,11 @@ from slotwise.proxy.history.computed import (
     BLOCK_TOKENS,
     DEFAULT_MOST,
     Blocks,
+    ComputedPrompts,
     Prompt,
-    Prompts,
     chain,
 )
-from slotwise.proxy.history.record import Account, Displaced, Record
+from slotwise.proxy.history.record import Account, DisplacedBy, Record
 
 SPAN_S = 3600
 _MINUTE_S = 60
@@ -125,9 +125,9 @@ class History:
         self._cost_of = cost_of
         self._offset_s = offset_s
         self._open: dict[str, Account] = {}
-        self._prompts = Prompts(keep_bytes)
+        self._prompts = ComputedPrompts(keep_bytes)
         self._blocks = Blocks(most_blocks)
-        self._displaced: OrderedDict[str, Displaced] = OrderedDict()
+        self._displaced: OrderedDict[str, DisplacedBy] = OrderedDict()
         self._held_by: dict[SlotId, str] = {}  # whose prompt a slot last computed
         self._records: deque[Record] = deque(maxlen=_MOST_RECORDS)
         self._hours: defaultdict[str, LastHour] = defaultdict(LastHour)  # by profile
@@ -221,7 +221,7 @@ class History:
             owner = earlier.id
         entry.displaced = self._displaced.get(owner) if owner is not None else None
         if action.displaces is not None:
-            self._displace(action.displaces, Displaced(action.id, now + self._offset_s))
+            self._displace(action.displaces, DisplacedBy(action.id, now + self._offset_s))
 
     def _finished(self, event: RequestFinished, now: float) -> Record | None:
         entry = self._ended(event.id)
@@ -243,7 +243,7 @@ class History:
         elif entry.dispatch.displaces is not None:
             self._displaced.pop(entry.dispatch.displaces, None)  # it is still there
         if event.failure is Failure.ENGINE_LOST:
-            self._displace(event.id, Displaced("", now + self._offset_s))
+            self._displace(event.id, DisplacedBy("", now + self._offset_s))
         made = account.failed(entry, event, now + self._offset_s)
         return replace(made, took_s=now - entry.arrived)
 
@@ -266,9 +266,9 @@ class History:
 
     def _lost(self, engine: str, now: float) -> None:
         for slot in [slot for slot in self._held_by if slot.engine == engine]:
-            self._displace(self._held_by.pop(slot), Displaced("", now + self._offset_s))
+            self._displace(self._held_by.pop(slot), DisplacedBy("", now + self._offset_s))
 
-    def _displace(self, id: str, displaced: Displaced) -> None:
+    def _displace(self, id: str, displaced: DisplacedBy) -> None:
         self._displaced[id] = displaced
         self._displaced.move_to_end(id)
         if len(self._displaced) > _MOST_DISPLACED:

@@ -52,7 +52,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Displaced:
+class DisplacedBy:
     """By which request, and at what time of day (s); empty: the engine ended."""
 
     by: str
@@ -79,7 +79,7 @@ class Record:
     bound: int | None  # tokens that a cache which never forgets would have served
     avoided_s: float
     changed: Changed | None
-    displaced: Displaced | None  # what is ``evicted``: where known
+    displaced: DisplacedBy | None  # what is ``evicted``: where known
     wait_s: float  # from arrival to dispatch
     out_tokens: int | None
     failure: Failure | None
@@ -133,7 +133,7 @@ class Account:
     earlier: Prompt | None = None
     common: int = 0  # tokens shared with the earlier prompt
     ever: int = 0  # longest prefix on record as computed, in tokens
-    displaced: Displaced | None = None  # what became of that prefix, where known
+    displaced: DisplacedBy | None = None  # what became of that prefix, where known
     processed: int = 0  # tokens of the prompt computed so far
     known: Known = field(default_factory=Known)
 

@@ -104,7 +104,7 @@ def say(action: Reclaimed) -> None:
     )
 
 
-class MemoryDesk:
+class MemoryController:
     """Of one driver. ``feed``: the driver's own."""
 
     def __init__(

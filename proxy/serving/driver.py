@@ -37,13 +37,13 @@ from slotwise.proxy.engine.pace import Pace
 from slotwise.proxy.engine.sse import Progress, Seen
 from slotwise.proxy.errors import refused
 from slotwise.proxy.history.history import DEFAULT_KEEP_BYTES, History
-from slotwise.proxy.memory.controller import MemoryDesk
+from slotwise.proxy.memory.controller import MemoryController
 from slotwise.proxy.memory.watch import MemoryWatch
-from slotwise.proxy.serving.engines import SHUTTING_DOWN, EngineDesk
+from slotwise.proxy.serving.engines import SHUTTING_DOWN, EngineRegistry
 from slotwise.proxy.serving.served import ServedProfile
 from slotwise.proxy.telemetry.journal import Thinned, Writer
 from slotwise.proxy.telemetry.metrics import Metrics
-from slotwise.proxy.telemetry.request_log import Ledger
+from slotwise.proxy.telemetry.request_log import RequestLog
 from slotwise.proxy.tokens.tokenizer import Tokenizer
 
 
@@ -143,7 +143,7 @@ class Driver:
         profiles: Sequence[ServedProfile],
         journal: Writer | None = None,
         *,
-        ledger: Ledger | None = None,
+        ledger: RequestLog | None = None,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
@@ -155,7 +155,9 @@ class Driver:
         self.names = _names(profiles)  # every name a model answers to -> its profile
         self.scheduler = Scheduler({p.name: p.params for p in profiles}, memory)
         gate = self.scheduler.memory
-        self.memory = MemoryDesk(gate, watch, lambda e: self.engines.client(e), self.feed, clock)
+        self.memory = MemoryController(
+            gate, watch, lambda e: self.engines.client(e), self.feed, clock
+        )
         self.metrics = Metrics(list(self.profiles), clock)
         offset_s = time.time() - clock()
         self.history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
@@ -165,7 +167,7 @@ class Driver:
         self._ledger = ledger
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
         self.pace = pace or Pace()
-        self.engines = EngineDesk(
+        self.engines = EngineRegistry(
             self.profiles,
             self.feed,
             self._engine_lost,

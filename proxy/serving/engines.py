@@ -19,8 +19,8 @@ from slotwise.proxy.engine.pace import Pace
 from slotwise.proxy.engine.probe import ProbeResult
 from slotwise.proxy.engine.slots_poller import SlotsPoller
 from slotwise.proxy.errors import EngineUnreachableError, ProxyError, refused
-from slotwise.proxy.memory.controller import MemoryDesk
-from slotwise.proxy.serving.served import EngineLife, ServedProfile, build_of, look_at
+from slotwise.proxy.memory.controller import MemoryController
+from slotwise.proxy.serving.served import EngineRun, ServedProfile, build_of, look_at
 from slotwise.proxy.telemetry.metrics import Metrics
 from slotwise.proxy.tokens.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ SHUTTING_DOWN = "slotwise is shutting down"
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class EngineDesk:
+class EngineRegistry:
     """Of one driver. ``feed``: the driver's own; ``lost``: engine, cause and story of a loss."""
 
     def __init__(
@@ -39,13 +39,13 @@ class EngineDesk:
         feed: Callable[[Event], None],
         lost: Callable[[str, str, str], None],
         *,
-        memory: MemoryDesk,
+        memory: MemoryController,
         metrics: Metrics,
         tokenizer: Tokenizer,
         clock: Callable[[], float],
         pace: Pace,
     ) -> None:
-        self.lives: dict[str, EngineLife] = {}  # the last one of each engine
+        self.lives: dict[str, EngineRun] = {}  # the last one of each engine
         self.models: dict[str, dict[str, Any]] = {}  # /v1/models of each profile, as last asked
         self.on_hung: Callable[[str, str], None] | None = None
         self._profiles = profiles
@@ -74,11 +74,11 @@ class EngineDesk:
         """The clients of the engines that serve, by name."""
         return {e.name: e.client for e in self.lives.values() if e.state == "up" and e.client}
 
-    def of_profile(self, profile: str) -> list[EngineLife]:
+    def of_profile(self, profile: str) -> list[EngineRun]:
         """Every engine of it, in whatever state."""
         return [life for life in self.lives.values() if life.profile == profile]
 
-    def ready(self, profile: str) -> EngineLife | None:
+    def ready(self, profile: str) -> EngineRun | None:
         """An engine of it that serves."""
         return next(
             (e for e in self.lives.values() if e.profile == profile and e.state == "up"), None
@@ -118,7 +118,7 @@ class EngineDesk:
 
     # ------------------------------------------------------------ what becomes of them
 
-    def suspect(self, life: EngineLife) -> None:
+    def suspect(self, life: EngineRun) -> None:
         """It did not answer where it should have: ``/slots`` tells whether it hangs."""
         if life.poller is not None:
             life.poller.ask()
@@ -142,7 +142,7 @@ class EngineDesk:
             if life is None or life.state != "starting":
                 self._memory.engine_loading(engine)
                 self._feed(EngineLoading(engine, profile))
-            self.lives[engine] = EngineLife(engine, profile, "starting", text)
+            self.lives[engine] = EngineRun(engine, profile, "starting", text)
             self._metrics.engine_state(engine, False)
 
     async def up(self, engine: str, profile: str, url: str, api_key: str | None) -> bool:
@@ -152,7 +152,7 @@ class EngineDesk:
             self.down(engine, "replaced")
         self._count_restart(engine)
         client = EngineClient(url, api_key)
-        life = EngineLife(engine, profile, "probing", "asking whether pins hold", client)
+        life = EngineRun(engine, profile, "probing", "asking whether pins hold", client)
         self.lives[engine] = life
         result = await look_at(life, client, self._pace.between_s)
         if self.lives.get(engine) is not life or life.state != "probing":
@@ -165,7 +165,7 @@ class EngineDesk:
         self._use(life, client, result)
         return True
 
-    def _use(self, life: EngineLife, client: EngineClient, result: ProbeResult) -> None:
+    def _use(self, life: EngineRun, client: EngineClient, result: ProbeResult) -> None:
         """It was looked at: from now on requests are placed on it."""
         engine, profile = life.name, life.profile
         served = self._profiles[profile]

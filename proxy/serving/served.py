@@ -41,7 +41,7 @@ class ServedProfile:
 
 
 @dataclass
-class EngineLife:
+class EngineRun:
     """What is known of it. A new start is a new life: nothing is carried over."""
 
     name: str
@@ -61,7 +61,7 @@ def build_of(probe: ProbeResult | None, served: ServedProfile) -> str:
     return served.build if told in ("", "b0-unknown") else told
 
 
-async def look_at(life: EngineLife, client: EngineClient, pause_s: float) -> ProbeResult:
+async def look_at(life: EngineRun, client: EngineClient, pause_s: float) -> ProbeResult:
     """Probe it, with ``pause_s`` between two tries while others use it; keep its model list."""
     result = await probe(client)
     for _ in range(_BUSY_PROBES):

@@ -32,7 +32,7 @@ from slotwise.proxy.core.events import (
     RequestFinished,
     SlotsReported,
 )
-from slotwise.proxy.core.snapshot import SlotStatus, Standing, Waiting
+from slotwise.proxy.core.snapshot import ProfileFigures, SlotStatus, Waiting
 from slotwise.proxy.history.record import Record
 from slotwise.proxy.telemetry import engine_metrics, request_metrics, series
 from slotwise.proxy.telemetry.engine_metrics import EngineMetrics
@@ -173,7 +173,7 @@ class Metrics:
         self,
         waiting: Iterable[Waiting],
         slots: Iterable[SlotStatus],
-        standings: Iterable[Standing] = (),
+        standings: Iterable[ProfileFigures] = (),
     ) -> None:
         """Set the gauges to what is so now; called before each exposition."""
         self.count()

@@ -30,7 +30,7 @@ _MAX_PENDING = 10_000  # lines
 _CLOSE_LIMIT_S = 5.0
 
 
-class Ledger:
+class RequestLog:
     """Appends to ``path``; older lines are in ``path``.1 and so on."""
 
     def __init__(

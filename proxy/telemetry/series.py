@@ -23,7 +23,7 @@ from slotwise.policies.regret import Obstacle
 from slotwise.policies.types import Reason, Rule
 from slotwise.proxy.chat.normalize import PARTS
 from slotwise.proxy.core.events import EngineReady, HoldResult, HomeWait
-from slotwise.proxy.core.snapshot import SessionState, Standing
+from slotwise.proxy.core.snapshot import ProfileFigures, SessionState
 
 UNKNOWN = "unknown"
 RESTART_REASONS = (
@@ -67,7 +67,7 @@ def of_profile(series: Series, profile: str) -> None:
 def _rules_of_profile(series: Series, profile: str) -> None:
     """Those of the scheduling rules."""
     series.time_per_output_token.labels(profile)
-    show(series, Standing(profile, 0.0, 1.0, dict.fromkeys(SessionState, 0)))
+    show(series, ProfileFigures(profile, 0.0, 1.0, dict.fromkeys(SessionState, 0)))
     for obstacle in Obstacle:
         series.regret_seconds.labels(profile, obstacle)
     for hold in HoldResult:
@@ -78,7 +78,7 @@ def _rules_of_profile(series: Series, profile: str) -> None:
         series.promotions.labels(profile, promotion)
 
 
-def show(series: Series, one: Standing) -> None:
+def show(series: Series, one: ProfileFigures) -> None:
     """Where a profile stands now."""
     series.working_set_ratio.labels(one.profile).set(one.working_set)
     series.fairness.labels(one.profile).set(one.fairness)

@@ -30,7 +30,7 @@ from slotwise.proxy.tokens.local_encoder import (
     from_file,
     from_vocabulary,
 )
-from slotwise.proxy.tokens.segments import Cuts
+from slotwise.proxy.tokens.segments import Segmenter
 from slotwise.proxy.tokens.vocabulary import Vocabulary
 
 BUILD_TIMEOUT_S = 60.0
@@ -237,10 +237,10 @@ class Local:
         self._source = source
         self._process = ProcessEncoder(source)
         self._lock = asyncio.Lock()
-        self._built: tuple[LocalEncoders, Cuts] | None = None
+        self._built: tuple[LocalEncoders, Segmenter] | None = None
         self._refused: str | None = None
 
-    async def get(self) -> tuple[LocalEncoders, Cuts]:
+    async def get(self) -> tuple[LocalEncoders, Segmenter]:
         """Raises :class:`UnsupportedError`, at once where it did before."""
         if not self._source.given:
             raise UnsupportedError("no vocabulary is known")
@@ -255,9 +255,9 @@ class Local:
                     raise
             return self._built
 
-    async def _build(self) -> tuple[LocalEncoders, Cuts]:
+    async def _build(self) -> tuple[LocalEncoders, Segmenter]:
         built = await self._process.start()
-        cuts = await asyncio.to_thread(Cuts, built.specials)
+        cuts = await asyncio.to_thread(Segmenter, built.specials)
         here = None
         if built.tokens <= SMALL_VOCABULARY_TOKENS:
             # The process has just built the same, so a failure is the file's, which changed.
@@ -272,7 +272,7 @@ class Local:
 class EngineEncoder:
     """The engine's own tokenizer, for the segments alone."""
 
-    def __init__(self, engine: EngineClient, cuts: Cuts) -> None:
+    def __init__(self, engine: EngineClient, cuts: Segmenter) -> None:
         self._engine = engine
         # No segment holds it, so between two segments it tells where one ends.
         self._border = max(i for text, i in cuts.clean.items() if text != "<unk>")

@@ -19,15 +19,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.proxy.chat.request import Prepared
+from slotwise.proxy.chat.request import GenerationRequest
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import UpstreamError
 from slotwise.proxy.tokens.encoders import EncoderGoneError, Source
 from slotwise.proxy.tokens.fim import FIM_TEXTS, FimTokens, Pieces, compose, files_content
 from slotwise.proxy.tokens.local_encoder import UnsupportedError
 from slotwise.proxy.tokens.prompt_encoder import OFF_LOOP_CHARS, PromptEncoder
-from slotwise.proxy.tokens.segments import Cuts
-from slotwise.proxy.tokens.verification import Knowledge, edges_of, packed, text_tokens
+from slotwise.proxy.tokens.segments import Segmenter
+from slotwise.proxy.tokens.verification import VerifiedEngine, edges_of, packed, text_tokens
 
 Content = str | list[str | int]
 
@@ -39,7 +39,7 @@ class _Model:
     fim: FimTokens
     bos: bytes  # packed; empty: the engine adds none
     window: int | None  # tokens of a slot
-    controls: Cuts | None  # the tokens that must not be found in code; None: not known
+    controls: Segmenter | None  # the tokens that must not be found in code; None: not known
 
 
 class Infill:
@@ -50,7 +50,7 @@ class Infill:
         self._models: WeakKeyDictionary[EngineClient, _Model] = WeakKeyDictionary()
 
     async def encode(
-        self, engine: EngineClient, known: Knowledge | None, request: Prepared
+        self, engine: EngineClient, known: VerifiedEngine | None, request: GenerationRequest
     ) -> Tokens:
         """Raises what the engine's calls raise."""
         source = self._sources.get(request.profile, Source())
@@ -70,7 +70,7 @@ class Infill:
 
 
 async def _code(
-    engine: EngineClient, known: Knowledge | None, model: _Model, content: Content
+    engine: EngineClient, known: VerifiedEngine | None, model: _Model, content: Content
 ) -> bytes:
     """Packed ids of texts in which no special token is parsed, and of ids as they are."""
     prompts = known.prompts if known else None
@@ -94,7 +94,7 @@ async def _locally(prompts: PromptEncoder, parts: list[str] | list[str | int]) -
     return b"".join(tokens.packed for tokens in found)
 
 
-async def _holds(cuts: Cuts, text: str) -> bool:
+async def _holds(cuts: Segmenter, text: str) -> bool:
     if len(text) <= OFF_LOOP_CHARS:
         return cuts.found_in(text)
     return await asyncio.to_thread(cuts.found_in, text)
@@ -110,7 +110,7 @@ async def _model_of(engine: EngineClient, source: Source) -> _Model:
         fim=vocabulary.fim_tokens() if vocabulary else await _asked(engine),
         bos=edges.before if edges else b"",
         window=await _window(engine),
-        controls=await asyncio.to_thread(Cuts, vocabulary.controls()) if vocabulary else None,
+        controls=await asyncio.to_thread(Segmenter, vocabulary.controls()) if vocabulary else None,
     )
 
 

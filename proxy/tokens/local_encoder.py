@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from slotwise.proxy.tokens.segments import Cuts
+from slotwise.proxy.tokens.segments import Segmenter
 from slotwise.proxy.tokens.vocabulary import TokenType, Vocabulary
 
 PARALLELISM = "TOKENIZERS_PARALLELISM"
@@ -107,7 +107,7 @@ class LocalEncoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        cuts: Cuts,
+        cuts: Segmenter,
         *,
         escape: bool = False,
         space_first: bool = False,
@@ -154,7 +154,7 @@ def from_vocabulary(vocabulary: Vocabulary) -> LocalEncoder:
         raise UnsupportedError("the engine drops white space beside this model's special tokens")
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise UnsupportedError("the vocabulary holds a token twice")
-    cuts = Cuts(vocabulary.specials())
+    cuts = Segmenter(vocabulary.specials())
     if not cuts.certain:
         raise UnsupportedError("special tokens of equal length overlap")
     if vocabulary.model == "gpt2":
@@ -242,7 +242,7 @@ def from_file(path: Path, vocabulary: Vocabulary | None = None) -> LocalEncoder:
         raise UnsupportedError(f"{path} is no tokenizer: {error!s:.200}") from error
     if vocabulary is not None and vocabulary.strips():
         raise UnsupportedError("the engine drops white space beside this model's special tokens")
-    cuts = Cuts(vocabulary.specials() if vocabulary is not None else added)
+    cuts = Segmenter(vocabulary.specials() if vocabulary is not None else added)
     if not cuts.certain:
         raise UnsupportedError("special tokens of equal length overlap")
     return LocalEncoder(tokenizer, cuts)

@@ -20,8 +20,8 @@ import orjson
 from slotwise.policies.prefix import Tokens
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
-from slotwise.proxy.tokens.prompt_encoder import Mapped
-from slotwise.proxy.tokens.verification import Knowledge, mapped_text
+from slotwise.proxy.tokens.prompt_encoder import TokenizedText
+from slotwise.proxy.tokens.verification import VerifiedEngine, mapped_text
 
 FIRST_ID = 2**31
 """Ids from here on stand for media; those of texts lie below."""
@@ -123,11 +123,11 @@ class MediaPrompts:
     async def encode(
         self,
         engine: EngineClient,
-        known: Knowledge | None,
+        known: VerifiedEngine | None,
         profile: str,
         text: str,
         media: Sequence[Medium],
-    ) -> Mapped:
+    ) -> TokenizedText:
         """A rendered text in which markers stand for these media.
 
         Raises ``UpstreamError`` with the engine's own words where it cannot take one of them.
@@ -141,7 +141,7 @@ class MediaPrompts:
         return _joined(parts, marker, between)
 
     async def count(
-        self, engine: EngineClient, known: Knowledge | None, profile: str, medium: Medium
+        self, engine: EngineClient, known: VerifiedEngine | None, profile: str, medium: Medium
     ) -> int:
         """How many tokens a medium takes."""
         key = profile, medium.digest
@@ -159,7 +159,9 @@ class MediaPrompts:
             self._counts.move_to_end(key)
             return self._counts[key]
 
-    async def _asked(self, engine: EngineClient, known: Knowledge | None, medium: Medium) -> int:
+    async def _asked(
+        self, engine: EngineClient, known: VerifiedEngine | None, medium: Medium
+    ) -> int:
         alone = {"messages": [{"role": "user", "content": [medium.part]}]}
         answer = await engine.call("POST", _COUNT_PATH, alone, _COUNT_TIMEOUT_S)
         total = answer.get("input_tokens") if isinstance(answer, dict) else None
@@ -170,8 +172,8 @@ class MediaPrompts:
         return max(1, total - sum(len(part.tokens) for part in parts))
 
     async def _parts(
-        self, engine: EngineClient, known: Knowledge | None, text: str, marker: str
-    ) -> list[Mapped]:
+        self, engine: EngineClient, known: VerifiedEngine | None, text: str, marker: str
+    ) -> list[TokenizedText]:
         """The engine tokenizes what is between two media on its own."""
         return [
             await mapped_text(engine, known, part, whole=i == 0)
@@ -189,12 +191,12 @@ class MediaPrompts:
         return marker
 
 
-def _joined(parts: Sequence[Mapped], marker: str, between: Sequence[bytes]) -> Mapped:
+def _joined(parts: Sequence[TokenizedText], marker: str, between: Sequence[bytes]) -> TokenizedText:
     ends, positions, cuts = [0], [parts[0].positions[0]], []
     packed: list[bytes] = []
     chars = tokens = 0
     for part, medium in zip_longest(parts, between, fillvalue=b""):
-        assert isinstance(part, Mapped)
+        assert isinstance(part, TokenizedText)
         assert isinstance(medium, bytes)
         cuts += [len(ends) - 1 + cut for cut in part.cuts]
         ends += [chars + end for end in part.ends[1:]]
@@ -208,4 +210,4 @@ def _joined(parts: Sequence[Mapped], marker: str, between: Sequence[bytes]) -> M
             ends.append(chars)
             positions.append(tokens)
     text = marker.join(part.text for part in parts)
-    return Mapped(text, ends, positions, cuts, Tokens(b"".join(packed)))
+    return TokenizedText(text, ends, positions, cuts, Tokens(b"".join(packed)))

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from slotwise.policies.prefix import Tokens, lcp
 from slotwise.proxy.tokens.encoders import Encoder
-from slotwise.proxy.tokens.segments import Cuts, Piece
+from slotwise.proxy.tokens.segments import Piece, Segmenter
 
 V = TypeVar("V")
 
@@ -83,7 +83,7 @@ def content_key(salt: bytes, segment: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class TokenizedText:
     """A text, its tokens, and the places where both meet: its begin, and the end of each piece."""
 
     text: str
@@ -104,7 +104,7 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
+class KnownPrompt:
     """A known prompt up to the last place where it is cut whatever follows."""
 
     chars: int  # of the prompt's text up to there
@@ -122,10 +122,10 @@ class _Kept(NamedTuple):
     salt: bytes
     head: str
     end: str  # of the head: two prompts that share much mostly differ there
-    trail: Trail
+    trail: KnownPrompt
 
 
-class Trails:
+class KnownPrompts:
     """The prompts seen last, within ``max_bytes``.
 
     A prompt that goes on from one takes its place: that one's segments are still kept.
@@ -140,7 +140,7 @@ class Trails:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def longest(self, salt: bytes, text: str) -> tuple[int, Trail] | None:
+    def longest(self, salt: bytes, text: str) -> tuple[int, KnownPrompt] | None:
         """The longest one with which this text begins, and its number."""
         number, chars = None, 0
         for candidate, kept in self._kept.items():
@@ -154,12 +154,12 @@ class Trails:
         self._kept.move_to_end(number)
         return number, self._kept[number].trail
 
-    def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
+    def put(self, salt: bytes, mapped: TokenizedText, instead_of: int | None) -> None:
         last = mapped.stable
         if last < 1 or len(mapped.text) > self.max_bytes:
             return
         head = mapped.text[: mapped.ends[last]]
-        trail = Trail(
+        trail = KnownPrompt(
             chars=len(head),
             ends=mapped.ends[: last + 1],
             positions=mapped.positions[: last + 1],
@@ -212,11 +212,11 @@ class PromptEncoder:
     def __init__(
         self,
         encoder: Encoder,
-        cuts: Cuts,
+        cuts: Segmenter,
         edges: Edges,
         salt: bytes,
         segments: SegmentCache,
-        trails: Trails,
+        trails: KnownPrompts,
     ) -> None:
         self.cuts = cuts
         self._encoder = encoder
@@ -226,7 +226,7 @@ class PromptEncoder:
         self._trails = trails
         self._special = {i: array("I", (i,)).tobytes() for i in cuts.clean.values()}
 
-    async def encode(self, text: str, *, whole: bool = True) -> Mapped:
+    async def encode(self, text: str, *, whole: bool = True) -> TokenizedText:
         """``whole``: a prompt, with what the engine adds at its edges; else a part of one."""
         known = self._trails.longest(self._salt, text) if whole else None
         trail = known[1] if known else None
@@ -245,7 +245,7 @@ class PromptEncoder:
             self._trails.put(self._salt, mapped, known[0] if known else None)
         return mapped
 
-    async def positions(self, mapped: Mapped, places: Sequence[int]) -> list[int]:
+    async def positions(self, mapped: TokenizedText, places: Sequence[int]) -> list[int]:
         """The tokens before each of these places (characters): those that end there or before.
 
         Inside a segment: as many tokens as its begin, encoded alone, shares with it.
@@ -269,7 +269,7 @@ class PromptEncoder:
         return [self._position(mapped, place, found) for place in places]
 
     @staticmethod
-    def _position(mapped: Mapped, place: int, inside: Mapping[int, int]) -> int:
+    def _position(mapped: TokenizedText, place: int, inside: Mapping[int, int]) -> int:
         if place >= mapped.ends[-1]:
             return len(mapped.tokens)
         if place in inside:
@@ -304,11 +304,11 @@ class PromptEncoder:
     def _joined(
         self,
         text: str,
-        trail: Trail | None,
+        trail: KnownPrompt | None,
         pieces: Sequence[tuple[Piece, int]],
         packed: Sequence[bytes],
         whole: bool,
-    ) -> Mapped:
+    ) -> TokenizedText:
         before = self._edges.before if whole else b""
         behind = self._edges.behind if whole else b""
         ends = list(trail.ends) if trail else [0]
@@ -323,4 +323,4 @@ class PromptEncoder:
         tail = b"".join((*packed, behind))
         tokens = trail.tokens.grown(known, tail) if trail else Tokens(before + tail)
         places = dict(trail.places) if trail else {}
-        return Mapped(text, ends, positions, cuts, tokens, places)
+        return TokenizedText(text, ends, positions, cuts, tokens, places)

@@ -20,7 +20,7 @@ Piece = str | int
 """A text without clean special tokens, or the id of a special token."""
 
 
-class Cuts:
+class Segmenter:
     """The special tokens of one vocabulary, sorted by where a text may be cut."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:

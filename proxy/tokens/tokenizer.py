@@ -27,7 +27,13 @@ import orjson
 
 from slotwise.policies.prefix import EMPTY, Tokens, lcp, pack
 from slotwise.policies.types import Section
-from slotwise.proxy.chat.request import OFF_LOOP_BYTES, Kind, Prepared, off_loop, raw_prompt
+from slotwise.proxy.chat.request import (
+    OFF_LOOP_BYTES,
+    GenerationRequest,
+    Kind,
+    off_loop,
+    raw_prompt,
+)
 from slotwise.proxy.chat.sections import Layout, Specials, layout, markers
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import UpstreamError
@@ -35,16 +41,16 @@ from slotwise.proxy.tokens.encoders import EncoderGoneError, Local, Source
 from slotwise.proxy.tokens.infill import Infill
 from slotwise.proxy.tokens.media import MediaPrompts, Medium, without_media
 from slotwise.proxy.tokens.prompt_encoder import (
-    Mapped,
+    KnownPrompts,
     PromptEncoder,
     RecentlyUsed,
     SegmentCache,
-    Trails,
+    TokenizedText,
 )
 from slotwise.proxy.tokens.verification import (
-    Knowledge,
-    Plan,
-    Standing,
+    RenderingPlan,
+    VerificationStatus,
+    VerifiedEngine,
     mapped_text,
     packed,
     text_tokens,
@@ -52,7 +58,7 @@ from slotwise.proxy.tokens.verification import (
 
 
 async def sections_of(
-    prompts: PromptEncoder, mapped: Mapped, shape: Mapping[str, Any]
+    prompts: PromptEncoder, mapped: TokenizedText, shape: Mapping[str, Any]
 ) -> tuple[tuple[Section, ...], int | None]:
     """The sections of a prompt in tokens, and the end of its first user turn, where certain."""
     spans = [(mapped.ends[i - 1], mapped.ends[i]) for i in mapped.cuts]
@@ -68,7 +74,7 @@ async def sections_of(
 
 
 async def _in_tokens(
-    prompts: PromptEncoder, mapped: Mapped, found: Layout
+    prompts: PromptEncoder, mapped: TokenizedText, found: Layout
 ) -> tuple[tuple[Section, ...], int | None]:
     places = [part.end for part in found.parts]
     if found.first_user_end is not None:
@@ -154,23 +160,23 @@ class Tokenizer:
     ) -> None:
         self.cache = cache or TokenCache()
         self.segments = SegmentCache()
-        self.trails = Trails()
+        self.trails = KnownPrompts()
         sources = sources or {}
         self._sources = dict(sources)
         self._infill = Infill(self._sources)
         self._media = MediaPrompts()
         self._locals = {name: Local(name, source) for name, source in sources.items()}
-        self._known: WeakKeyDictionary[EngineClient, Knowledge] = WeakKeyDictionary()
-        self._latest: dict[str, Knowledge] = {}  # by profile: what is shown
+        self._known: WeakKeyDictionary[EngineClient, VerifiedEngine] = WeakKeyDictionary()
+        self._latest: dict[str, VerifiedEngine] = {}  # by profile: what is shown
         self._tasks: set[asyncio.Task[None]] = set()
         self._made = 0
 
-    def ready(self, engine: EngineClient, profile: str) -> Knowledge | None:
+    def ready(self, engine: EngineClient, profile: str) -> VerifiedEngine | None:
         """An engine serves: start to compare with it, once; None: there is nothing to compare."""
         known = self._known.get(engine)
         if known is None and profile in self._sources:
             self._made += 1
-            known = Knowledge(
+            known = VerifiedEngine(
                 profile,
                 self._sources[profile],
                 self._locals[profile],
@@ -184,7 +190,7 @@ class Tokenizer:
             self._start(known.prove(engine))
         return known
 
-    def standings(self) -> dict[str, tuple[Standing, Standing]]:
+    def standings(self) -> dict[str, tuple[VerificationStatus, VerificationStatus]]:
         """By profile: who encodes and who renders for the engine that came last."""
         return {name: (known.tokenizer, known.rendering) for name, known in self._latest.items()}
 
@@ -214,7 +220,7 @@ class Tokenizer:
         for local in self._locals.values():
             await local.close()
 
-    async def encode(self, engine: EngineClient, request: Prepared) -> Encoded:
+    async def encode(self, engine: EngineClient, request: GenerationRequest) -> Encoded:
         """The exact prompt of a request.
 
         Raises ``ProxyError`` for a prompt of a wrong kind, ``UpstreamError`` where the engine
@@ -243,9 +249,9 @@ class Tokenizer:
     async def _chat(
         self,
         engine: EngineClient,
-        known: Knowledge | None,
-        plan: Plan | None,
-        request: Prepared,
+        known: VerifiedEngine | None,
+        plan: RenderingPlan | None,
+        request: GenerationRequest,
         shape: dict[str, Any],
         media: Sequence[Medium],
     ) -> Encoded:
@@ -273,11 +279,11 @@ class Tokenizer:
     async def _mapped(
         self,
         engine: EngineClient,
-        known: Knowledge | None,
-        request: Prepared,
+        known: VerifiedEngine | None,
+        request: GenerationRequest,
         text: str,
         media: Sequence[Medium],
-    ) -> Mapped:
+    ) -> TokenizedText:
         if media:
             return await self._media.encode(engine, known, request.profile, text, media)
         return await mapped_text(engine, known, text)
@@ -285,8 +291,8 @@ class Tokenizer:
     async def _head(
         self,
         engine: EngineClient,
-        known: Knowledge | None,
-        request: Prepared,
+        known: VerifiedEngine | None,
+        request: GenerationRequest,
         shape: dict[str, Any],
         media: Sequence[Medium],
     ) -> Tokens:
@@ -314,7 +320,7 @@ class Tokenizer:
         return tokens
 
     async def _raw(
-        self, engine: EngineClient, known: Knowledge | None, request: Prepared
+        self, engine: EngineClient, known: VerifiedEngine | None, request: GenerationRequest
     ) -> Tokens:
         content = raw_prompt(request.fields["prompt"])
         if isinstance(content, list) and not any(isinstance(part, str) for part in content):
@@ -336,7 +342,7 @@ class Tokenizer:
         return Tokens(b"".join(part.packed for part in parts))
 
     async def _raw_by_engine(
-        self, engine: EngineClient, request: Prepared, content: str | list[str | int]
+        self, engine: EngineClient, request: GenerationRequest, content: str | list[str | int]
     ) -> Tokens:
         key = await _digest(request, {"prompt": content})
         kept = self.cache.get(key)
@@ -358,7 +364,7 @@ def _usage(cache: Any, hits: int | None = None, misses: int | None = None) -> di
 
 
 async def _digest(
-    request: Prepared, shape: Mapping[str, Any], media: Sequence[Medium] = ()
+    request: GenerationRequest, shape: Mapping[str, Any], media: Sequence[Medium] = ()
 ) -> bytes:
     # The date: a template that nothing is known of may print it.
     salt = f"{request.profile}\0{date.today()}\0".encode()

@@ -26,8 +26,14 @@ from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 from slotwise.proxy.tokens.encoders import Encoder, EncoderGoneError, EngineEncoder, Local, Source
 from slotwise.proxy.tokens.local_encoder import UnsupportedError
 from slotwise.proxy.tokens.probes import PROBE_CHATS
-from slotwise.proxy.tokens.prompt_encoder import Edges, Mapped, PromptEncoder, SegmentCache, Trails
-from slotwise.proxy.tokens.segments import Cuts
+from slotwise.proxy.tokens.prompt_encoder import (
+    Edges,
+    KnownPrompts,
+    PromptEncoder,
+    SegmentCache,
+    TokenizedText,
+)
+from slotwise.proxy.tokens.segments import Segmenter
 from slotwise.proxy.tokens.template import (
     NotRenderedError,
     Renderer,
@@ -40,8 +46,8 @@ _MANY_IDS = 20_000  # packing more than this would hold up the loop for millisec
 
 
 async def mapped_text(
-    engine: EngineClient, known: Knowledge | None, text: str, *, whole: bool = True
-) -> Mapped:
+    engine: EngineClient, known: VerifiedEngine | None, text: str, *, whole: bool = True
+) -> TokenizedText:
     """``whole``: a prompt, with what the engine adds at its edges; else a part of one.
 
     Raises what the engine's calls raise.
@@ -55,11 +61,11 @@ async def mapped_text(
     content: str | list[str | int] = text if whole else [0, text]
     ids = await engine.tokenize(content)
     tokens = await packed(ids if whole else ids[1:])
-    return Mapped(text, [0, len(text)], [0, len(tokens)], [], tokens)
+    return TokenizedText(text, [0, len(text)], [0, len(tokens)], [], tokens)
 
 
 async def text_tokens(
-    engine: EngineClient, known: Knowledge | None, text: str, *, whole: bool = True
+    engine: EngineClient, known: VerifiedEngine | None, text: str, *, whole: bool = True
 ) -> Tokens:
     return (await mapped_text(engine, known, text, whole=whole)).tokens
 
@@ -187,7 +193,7 @@ _CORPUS = (*_LANGUAGES, *_MARKS, *_EMOJI, *_DIGITS, *_CODE, *_SPACES, *_ODD)
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """A text on which both do not agree."""
 
     text: str
@@ -246,7 +252,7 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 async def first_difference(
     encoder: PromptEncoder, engine: EngineClient, texts: Iterable[str]
-) -> Difference | None:
+) -> TokenDifference | None:
     """Compare on each text; raises what the engine's calls raise."""
     for text in texts:
         found = await compare((await encoder.encode(text)).tokens, engine, text)
@@ -255,10 +261,10 @@ async def first_difference(
     return None
 
 
-async def compare(tokens: Tokens, engine: EngineClient, text: str) -> Difference | None:
+async def compare(tokens: Tokens, engine: EngineClient, text: str) -> TokenDifference | None:
     """Compare the tokens of a text with the engine's own."""
     right = pack(await engine.tokenize(text))
-    return None if tokens == right else Difference(text, lcp(tokens, right))
+    return None if tokens == right else TokenDifference(text, lcp(tokens, right))
 
 
 log = logging.getLogger(__name__)
@@ -269,7 +275,7 @@ State = Literal["local", "engine", "proving"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class VerificationStatus:
     """Who does a job for a profile, and why."""
 
     job: Literal["tokenizer", "template"]
@@ -277,14 +283,14 @@ class Standing:
     reason: str
 
 
-class Plan(NamedTuple):
+class RenderingPlan(NamedTuple):
     """``here``: rendered by the proxy; None: not known yet, so both render and are compared."""
 
     shape: bytes
     here: bool | None
 
 
-class Knowledge:
+class VerifiedEngine:
     """One engine of a profile. ``number``: keeps its entries in the shared caches apart."""
 
     def __init__(
@@ -293,12 +299,12 @@ class Knowledge:
         source: Source,
         local: Local,
         segments: SegmentCache,
-        trails: Trails,
+        trails: KnownPrompts,
         number: int,
     ) -> None:
         self.profile = profile
-        self.tokenizer = Standing("tokenizer", "proving", "not compared yet")
-        self.rendering = Standing("template", "proving", "not compared yet")
+        self.tokenizer = VerificationStatus("tokenizer", "proving", "not compared yet")
+        self.rendering = VerificationStatus("template", "proving", "not compared yet")
         self.prompts: PromptEncoder | None = None
         self.checked = 0  # texts compared
         self.differences = 0
@@ -341,12 +347,12 @@ class Knowledge:
         self._broken = True
         for standing in (self.tokenizer, self.rendering):
             if standing.state == "proving":
-                self._set(Standing(standing.job, "engine", why))
+                self._set(VerificationStatus(standing.job, "engine", why))
 
     async def _prove_tokenizer(self, engine: EngineClient, edges: Edges | None) -> None:
         if edges is None:
             untold = "what the engine adds to a prompt cannot be told"
-            return self._set(Standing("tokenizer", "engine", untold))
+            return self._set(VerificationStatus("tokenizer", "engine", untold))
         why: str | None
         try:
             encoder, cuts = await self._local.get()
@@ -360,9 +366,9 @@ class Knowledge:
             if why is None:
                 self.prompts = prompts
                 equal = f"equal on {self.checked} texts"
-                return self._set(Standing("tokenizer", "local", equal))
+                return self._set(VerificationStatus("tokenizer", "local", equal))
         why = await self._by_segments(engine, edges, why)
-        return self._set(Standing("tokenizer", "engine", why))
+        return self._set(VerificationStatus("tokenizer", "engine", why))
 
     async def _by_segments(self, engine: EngineClient, edges: Edges, why: str) -> str:
         """The engine encodes, but only what is new, where the special tokens are known."""
@@ -372,7 +378,7 @@ class Knowledge:
             vocabulary = None
         if vocabulary is None or vocabulary.strips():
             return why
-        cuts = await asyncio.to_thread(Cuts, vocabulary.specials())
+        cuts = await asyncio.to_thread(Segmenter, vocabulary.specials())
         if not cuts.certain or not any(text != "<unk>" for text in cuts.clean):
             return why
         encoder = EngineEncoder(engine, cuts)
@@ -382,19 +388,21 @@ class Knowledge:
         self.prompts = prompts
         return f"{why}; new segments only"
 
-    def _encoder_of(self, encoder: Encoder, cuts: Cuts, edges: Edges, salt: bytes) -> PromptEncoder:
+    def _encoder_of(
+        self, encoder: Encoder, cuts: Segmenter, edges: Edges, salt: bytes
+    ) -> PromptEncoder:
         return PromptEncoder(encoder, cuts, edges, salt, self._segments, self._trails)
 
     async def _differs(
         self,
         engine: EngineClient,
         encoder: Encoder,
-        cuts: Cuts,
+        cuts: Segmenter,
         edges: Edges,
     ) -> str | None:
         """Why not, in words; None: equal on every text."""
         trial = PromptEncoder(
-            encoder, cuts, edges, b"trial", SegmentCache(0), Trails(0)
+            encoder, cuts, edges, b"trial", SegmentCache(0), KnownPrompts(0)
         )  # nothing of the corpus is kept
         texts = await asyncio.to_thread(probe_texts, [*cuts.clean, *(t for t, _ in cuts.tangled)])
         found = await first_difference(trial, engine, texts)
@@ -410,11 +418,13 @@ class Knowledge:
             edges is not None and bool(edges.behind),
         )
         if self.template is None:
-            return self._set(Standing("template", "engine", "the engine does not tell it"))
+            return self._set(
+                VerificationStatus("template", "engine", "the engine does not tell it")
+            )
         try:
             self._renderer = await asyncio.to_thread(Renderer, self.template)
         except NotRenderedError as error:
-            return self._set(Standing("template", "engine", str(error)))
+            return self._set(VerificationStatus("template", "engine", str(error)))
         equal = 0
         for chat in PROBE_CHATS:
             mine = self._rendered(chat)
@@ -425,16 +435,18 @@ class Knowledge:
             if mine is not None and mine != theirs:
                 self._renderer = None
                 why = "a conversation renders otherwise than in the engine"
-                return self._set(Standing("template", "engine", why))
+                return self._set(VerificationStatus("template", "engine", why))
             if mine is not None:
                 equal += 1
                 self._shapes.put(shape_of(chat), True)
         if not equal:
             self._renderer = None
-            return self._set(Standing("template", "engine", "it renders in the engine only"))
-        return self._set(Standing("template", "local", f"equal on {equal} conversations"))
+            return self._set(
+                VerificationStatus("template", "engine", "it renders in the engine only")
+            )
+        return self._set(VerificationStatus("template", "local", f"equal on {equal} conversations"))
 
-    def _set(self, standing: Standing) -> None:
+    def _set(self, standing: VerificationStatus) -> None:
         log.info(
             "profile %s: %s %s (%s)", self.profile, standing.job, standing.state, standing.reason
         )
@@ -445,15 +457,15 @@ class Knowledge:
 
     # ------------------------------------------------------------ in service
 
-    def plan(self, fields: Mapping[str, Any]) -> Plan:
+    def plan(self, fields: Mapping[str, Any]) -> RenderingPlan:
         """Who renders a request, by what was seen of its shape."""
         if self._renderer is None or not may_render(fields):
-            return Plan(b"", False)
+            return RenderingPlan(b"", False)
         shape = shape_of(fields)
-        return Plan(shape, self._shapes.proven(shape))
+        return RenderingPlan(shape, self._shapes.proven(shape))
 
     async def text(
-        self, engine: EngineClient, fields: dict[str, Any], plan: Plan, size_bytes: int = 0
+        self, engine: EngineClient, fields: dict[str, Any], plan: RenderingPlan, size_bytes: int = 0
     ) -> str:
         """The prompt's text. The first of each shape is rendered by both, and compared."""
         if plan.here:
@@ -507,7 +519,7 @@ class Knowledge:
         """The local tokenizer is gone: the engine's is used from now on."""
         if self.prompts is not None:
             self.prompts = None
-            self._set(Standing("tokenizer", "engine", str(error)))
+            self._set(VerificationStatus("tokenizer", "engine", str(error)))
 
     def tells_time(self) -> bool:
         """Whether a prompt may depend on when it is rendered; such a prompt is not kept."""
@@ -516,4 +528,4 @@ class Knowledge:
     def _demote(self, job: Literal["tokenizer", "template"], why: str) -> None:
         self.differences += 1
         log.warning("profile %s: %s differs from the engine's: %s", self.profile, job, why)
-        self._set(Standing(job, "engine", why))
+        self._set(VerificationStatus(job, "engine", why))

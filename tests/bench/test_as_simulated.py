@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from slotwise.bench.run import engines
-from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.served import Bench
 from slotwise.bench.suite import calibrate
 from slotwise.bench.suite.calibrate import Prompts
@@ -22,7 +22,7 @@ needs_engine = pytest.mark.skipif(not ENGINE, reason="no embedded engine (xllama
 
 def test_what_is_replayed_is_simulated_token_by_token() -> None:
     calls = list(workload.conversation("a", 2, 10, 5))
-    script = of_calls(calls, Wanted(order="file", most_output=4, think_s=3.0))
+    script = of_calls(calls, ScriptOptions(order="file", most_output=4, think_s=3.0))
     first, second = script.sessions[0]
     prompts = {first.id: pack(range(50)), second.id: pack(range(90))}
     known = Prompts(prompts, {first.id: 40, second.id: 40})
@@ -48,7 +48,7 @@ def test_strangers_are_as_long_and_share_nothing() -> None:
 @needs_engine
 def test_a_head_ends_with_the_first_user_turn_and_not_with_the_answers_beginning() -> None:
     bench = Bench(engines.tiny_model(), ctx=4096, console=Console(stderr=True, quiet=True))
-    script = of_calls(list(workload.conversation("a", 2, 10, 5)), Wanted(order="file"))
+    script = of_calls(list(workload.conversation("a", 2, 10, 5)), ScriptOptions(order="file"))
     first, second = script.sessions[0]
     known = calibrate.prompts(bench, script)
     assert known.heads[first.id] == known.heads[second.id] < len(known.tokens[first.id])

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from slotwise.bench.run import client, compare, engines
-from slotwise.bench.run.compare import Arm, Plan, measure
+from slotwise.bench.run.compare import ComparedArm, Comparison, measure
 from slotwise.bench.trace.workload import conversation, conversations_with_titles, interleave
 
 pytestmark = pytest.mark.skipif(
@@ -22,10 +22,10 @@ def model() -> engines.Model:
     return engines.tiny_model()
 
 
-def plan(concurrent: bool) -> Plan:
+def plan(concurrent: bool) -> Comparison:
     calls = [c for n in range(2) for c in conversation(f"s{n}", 3, words_per_turn=100)]
     moments = [[call] for call in interleave(calls, 2, 1)]
-    return Plan(moments, 2, 2, concurrent=concurrent, max_tokens=4)
+    return Comparison(moments, 2, 2, concurrent=concurrent, max_tokens=4)
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
@@ -33,7 +33,7 @@ def test_a_bare_engine_is_measured_beside_both_bounds(
     model: engines.Model, concurrent: bool
 ) -> None:
     flags = ("-np", "2", "-c", "8192", "--cache-ram", "0")
-    arm = Arm("bare", engines.bare(model, flags))
+    arm = ComparedArm("bare", engines.bare(model, flags))
     result = measure(plan(concurrent), [arm], Console(stderr=True, quiet=True))
     bare, optimum, infinite = result["rows"]
     assert bare["prompt tokens"] == optimum["prompt tokens"] == infinite["prompt tokens"]
@@ -45,9 +45,9 @@ def test_a_bare_engine_is_measured_beside_both_bounds(
 
 def test_moments_keep_their_calls_together_in_one_order_or_in_a_lane_per_conversation() -> None:
     moments = conversations_with_titles(count=2, turns=2, words_per_turn=5)
-    one = Plan(moments, 2, 2, concurrent=False, max_tokens=4)
+    one = Comparison(moments, 2, 2, concurrent=False, max_tokens=4)
     assert one.lanes() == [[[0, 1], [2, 3], [4, 5], [6, 7]]]
-    two = Plan(moments, 2, 2, concurrent=True, max_tokens=4)
+    two = Comparison(moments, 2, 2, concurrent=True, max_tokens=4)
     assert two.lanes() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 

@@ -6,7 +6,13 @@ import pytest
 
 from slotwise.bench.sim import cost_model
 from slotwise.bench.sim.cost_model import CostError, CostModel
-from slotwise.bench.sim.engine import EngineMisuseError, EngineModel, EngineSetup, Job, RamCache
+from slotwise.bench.sim.engine import (
+    EngineMisuseError,
+    EngineModel,
+    EngineRamCache,
+    EngineSetup,
+    Job,
+)
 from slotwise.bench.trace.rows import Row
 from slotwise.policies.prefix import EMPTY, Tokens, pack
 
@@ -243,7 +249,7 @@ def test_a_slot_that_was_emptied_saves_nothing_and_is_filled_from_the_cache() ->
 
 
 def test_what_an_entry_contains_is_not_stored_again() -> None:
-    ram = RamCache(1000)
+    ram = EngineRamCache(1000)
     assert ram.save(ids(100)) == 100
     assert ram.save(ids(80)) == 0
     assert ram.save(ids(100)) == 0
@@ -251,7 +257,7 @@ def test_what_an_entry_contains_is_not_stored_again() -> None:
 
 
 def test_an_entry_that_the_new_one_contains_is_dropped() -> None:
-    ram = RamCache(1000)
+    ram = EngineRamCache(1000)
     ram.save(ids(80))
     ram.save(ids(100))
     assert [len(entry) for entry in ram.entries] == [100]
@@ -259,7 +265,7 @@ def test_an_entry_that_the_new_one_contains_is_dropped() -> None:
 
 
 def test_the_oldest_entries_go_first_and_what_is_too_large_is_not_stored() -> None:
-    ram = RamCache(250)
+    ram = EngineRamCache(250)
     for n in range(3):
         ram.save(ids(100, 1000 * n))
     assert [entry.ids()[0] for entry in ram.entries] == [1000, 2000]
@@ -267,7 +273,7 @@ def test_the_oldest_entries_go_first_and_what_is_too_large_is_not_stored() -> No
 
 
 def test_loading_takes_the_entry_out_and_only_a_better_one() -> None:
-    ram = RamCache(1000)
+    ram = EngineRamCache(1000)
     ram.save(ids(100))
     prompt = ids(200)
     assert ram.load(ids(100), prompt) is None  # the slot holds as much
@@ -277,7 +283,7 @@ def test_loading_takes_the_entry_out_and_only_a_better_one() -> None:
 
 
 def test_an_entry_of_which_little_would_be_kept_is_spared() -> None:
-    ram = RamCache(1000)
+    ram = EngineRamCache(1000)
     ram.save(ids(400))
     assert ram.load(EMPTY, pack([*range(99), 9999])) is None
     assert ram.load(EMPTY, pack([*range(100), 9999])) is not None

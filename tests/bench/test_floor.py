@@ -10,8 +10,8 @@ import pytest
 
 from slotwise.bench.floor import report, search, table
 from slotwise.bench.floor.known import NAMED, PINNED_SEEDS, WORST, Named, Worst
-from slotwise.bench.floor.search import LEAST_REQUESTS, Case, Found
-from slotwise.bench.floor.table import BARE, Cell, Figures, Result, breaches, run_cell
+from slotwise.bench.floor.search import LEAST_REQUESTS, Candidate, Found
+from slotwise.bench.floor.table import BARE, Cell, CellFigures, CellResult, breaches, run_cell
 from slotwise.bench.sim.arms import SLOTWISE
 from slotwise.bench.suite import suite
 from slotwise.launcher.cli import command
@@ -19,28 +19,31 @@ from slotwise.launcher.cli import command
 QUICK = table.cells(slots=(4,), rams=("none",))
 
 
-def result(cell: Cell, seeds: range) -> Result:
+def result(cell: Cell, seeds: range) -> CellResult:
     by_seed = [run_cell(cell, seed) for seed in seeds]
-    return Result(cell, {arm: [runs[arm] for runs in by_seed] for arm in (BARE, SLOTWISE)})
+    return CellResult(cell, {arm: [runs[arm] for runs in by_seed] for arm in (BARE, SLOTWISE)})
 
 
 @pytest.mark.parametrize(
     ("own", "found"),
     [
-        (Figures(0.50, 1.0, 2.0, 4.0, 10.0), []),
-        (Figures(0.491, 1.1, 2.2, 6.0, 10.5), []),
-        (Figures(0.489, 1.0, 2.0, 4.0, 10.0), ["reuse -0.011"]),
-        (Figures(0.50, 1.11, 2.0, 4.0, 10.0), ["ttft 1.11"]),
-        (Figures(0.50, 1.0, 2.21, 6.01, 10.0), ["p95 1.10", "longest 1.50"]),
-        (Figures(0.50, 1.0, 2.0, 4.0, 10.51), ["wall 1.05"]),
+        (CellFigures(0.50, 1.0, 2.0, 4.0, 10.0), []),
+        (CellFigures(0.491, 1.1, 2.2, 6.0, 10.5), []),
+        (CellFigures(0.489, 1.0, 2.0, 4.0, 10.0), ["reuse -0.011"]),
+        (CellFigures(0.50, 1.11, 2.0, 4.0, 10.0), ["ttft 1.11"]),
+        (CellFigures(0.50, 1.0, 2.21, 6.01, 10.0), ["p95 1.10", "longest 1.50"]),
+        (CellFigures(0.50, 1.0, 2.0, 4.0, 10.51), ["wall 1.05"]),
     ],
 )
-def test_the_rule(own: Figures, found: list[str]) -> None:
-    assert breaches(Figures(0.50, 1.0, 2.0, 4.0, 10.0), own) == found
+def test_the_rule(own: CellFigures, found: list[str]) -> None:
+    assert breaches(CellFigures(0.50, 1.0, 2.0, 4.0, 10.0), own) == found
 
 
 def test_a_few_milliseconds_are_no_difference() -> None:
-    assert breaches(Figures(1, 0.002, 0.002, 0.002, 1), Figures(1, 0.0069, 0.0069, 0.0069, 1)) == []
+    assert (
+        breaches(CellFigures(1, 0.002, 0.002, 0.002, 1), CellFigures(1, 0.0069, 0.0069, 0.0069, 1))
+        == []
+    )
 
 
 @pytest.mark.parametrize("cell", QUICK, ids=str)
@@ -69,25 +72,25 @@ def test_one_cell_in_twenty_is_named_at_most() -> None:
 
 @pytest.mark.parametrize("worst", WORST, ids=lambda one: one.case)
 def test_the_worst_that_was_found_is_no_worse(worst: Worst) -> None:
-    found = search.tried(Case.parse(worst.case))
+    found = search.tried(Candidate.parse(worst.case))
     assert found.ttft <= worst.ttft + 0.02
     assert found.behind <= worst.behind + 0.005
 
 
 @pytest.mark.parametrize("worst", WORST, ids=lambda one: one.case)
 def test_a_case_is_read_as_it_is_written(worst: Worst) -> None:
-    assert str(Case.parse(worst.case)) == worst.case
+    assert str(Candidate.parse(worst.case)) == worst.case
 
 
 def test_a_case_of_all_lanes_and_one_of_some() -> None:
-    assert Case.parse("batch:7 8/none/tiny") == Case((("batch", 7),), 8, "none", "tiny")
-    some = Case((("batch", 7), ("growing", 12)), 2, "small", "gb10", ((0, 1), (3, 32)))
-    assert Case.parse("batch:7+growing:12 2/small/gb10 lanes 0:1,3:32") == some
+    assert Candidate.parse("batch:7 8/none/tiny") == Candidate((("batch", 7),), 8, "none", "tiny")
+    some = Candidate((("batch", 7), ("growing", 12)), 2, "small", "gb10", ((0, 1), (3, 32)))
+    assert Candidate.parse("batch:7+growing:12 2/small/gb10 lanes 0:1,3:32") == some
 
 
 def test_a_find_is_made_smaller_while_there_is_time() -> None:
     """In the time there is; what does not lose at all is no find."""
-    case = Case((("preambles", 1),), 4, "none", "gb10")
+    case = Candidate((("preambles", 1),), 4, "none", "gb10")
     found = search.tried(case)
     lost = Found(case, found.requests, found.bare, found.bare)
     small = search.shrunk(lost, until=0.0)
@@ -97,7 +100,7 @@ def test_a_find_is_made_smaller_while_there_is_time() -> None:
 
 
 def test_moved_pauses_differ_by_a_twentieth_at_most_and_nothing_else_does() -> None:
-    made = search.lanes(Case((("agents", 1),), 4, "none", "gb10"))
+    made = search.lanes(Candidate((("agents", 1),), 4, "none", "gb10"))
     other = search.moved(made, seed=1)
     assert other == search.moved(made, seed=1)
     pairs = list(zip(chain(*made), chain(*other), strict=True))
@@ -109,7 +112,7 @@ def test_moved_pauses_differ_by_a_twentieth_at_most_and_nothing_else_does() -> N
 
 def test_a_find_is_weighed_against_what_chance_does_to_the_bare_engine() -> None:
     """Where conversations push each other out, a pause a little longer changes who is pushed."""
-    found = search.tried(Case.parse("strangers:846241 8/small/tiny"))
+    found = search.tried(Candidate.parse("strangers:846241 8/small/tiny"))
     chance = search.by_chance(found)
     assert chance.bare == found.bare
     assert chance.own != found.bare
@@ -117,7 +120,7 @@ def test_a_find_is_weighed_against_what_chance_does_to_the_bare_engine() -> None
 
 
 def test_the_mean_of_a_search_lies_within_its_copies() -> None:
-    case = Case.parse("retries_streamed:973183+classifiers:520661 2/none/tiny")
+    case = Candidate.parse("retries_streamed:973183+classifiers:520661 2/none/tiny")
     mean = search.steady(case)
     made = search.lanes(case)
     copies = [search.both(case, search.moved(made, seed)) for seed in range(search.COPIES)]
@@ -135,12 +138,12 @@ def test_a_search_counts_its_finds_and_those_of_chance() -> None:
 
 
 def test_an_ablation_names_the_switch_that_mends_a_cell_and_the_one_that_breaks_it() -> None:
-    bare = Figures(0.50, 1.0, 2.0, 4.0, 10.0)
-    well, slow = Figures(0.50, 1.0, 2.0, 4.0, 10.0), Figures(0.50, 1.5, 2.0, 4.0, 10.0)
+    bare = CellFigures(0.50, 1.0, 2.0, 4.0, 10.0)
+    well, slow = CellFigures(0.50, 1.0, 2.0, 4.0, 10.0), CellFigures(0.50, 1.5, 2.0, 4.0, 10.0)
 
-    def served(shape: str, own: Figures, a: Figures, b: Figures) -> Result:
+    def served(shape: str, own: CellFigures, a: CellFigures, b: CellFigures) -> CellResult:
         runs = {BARE: [bare], SLOTWISE: [own], "slotwise-a": [a], "slotwise-b": [b]}
-        return Result(Cell(shape, 4, "none", "gb10"), runs)
+        return CellResult(Cell(shape, 4, "none", "gb10"), runs)
 
     found = [
         served("batch", slow, well, slow),

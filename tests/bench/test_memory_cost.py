@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.bench.cost.memory_cost import MIB, Cost, Outcome, measure
+from slotwise.bench.cost.memory_cost import MIB, MemoryCost, MemoryOutcome, measure
 from slotwise.bench.run import engines
 
 
@@ -16,11 +16,11 @@ def test_on_the_real_engine_no_request_costs_more_than_it_reserved() -> None:
 
 
 def test_a_broken_promise_is_said_with_its_figures() -> None:
-    outcome = Outcome(
+    outcome = MemoryOutcome(
         at_start=50 * MIB,
         kv=64 * MIB,
         tokens=1000,
-        costs=(Cost(10 * MIB, 40 * MIB), Cost(MIB, MIB)),
+        costs=(MemoryCost(10 * MIB, 40 * MIB), MemoryCost(MIB, MIB)),
     )
     assert outcome.faults() == [
         "1 requests made more grow than they reserved: one took 40.0 MiB of 10.0 MiB reserved",

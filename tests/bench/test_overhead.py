@@ -11,7 +11,16 @@ import pytest
 
 from slotwise.bench.cost import overhead
 from slotwise.bench.cost.fake_engine import FakeEngine
-from slotwise.bench.cost.overhead import DIRECT, LONG, NGINX, SHORT, Arm, Figures, report, verdicts
+from slotwise.bench.cost.overhead import (
+    DIRECT,
+    LONG,
+    NGINX,
+    SHORT,
+    OverheadFigures,
+    Target,
+    report,
+    verdicts,
+)
 from slotwise.bench.cost.overhead_load import CHAT, LAST_CHUNK, LoadError, Talker, post, streams
 
 OURS = "slotwise"
@@ -93,14 +102,14 @@ def test_an_answer_that_is_none_is_said() -> None:
         talker.first_token_s(post("/health", {}))
 
 
-def figures(with_nginx: bool) -> Figures:
+def figures(with_nginx: bool) -> OverheadFigures:
     """Direct 1 ms, nginx 2 ms, slotwise 6 ms; the template 10 ms; 100, 90 and 85 events/s."""
     arms = {DIRECT: (0.001, 100.0), NGINX: (0.002, 90.0), OURS: (0.006, 85.0)}
     if not with_nginx:
         del arms[NGINX]
     times = {arm: [ttft_s] * 9 for arm, (ttft_s, _) in arms.items()}
     runs = {arm: [(per_s, 1e-5)] * 3 for arm, (_, per_s) in arms.items()}
-    return Figures(
+    return OverheadFigures(
         ttft_s={SHORT: times, LONG: times},
         cpu_s={length: dict.fromkeys(arms, 0.001) for length in (SHORT, LONG)},
         apply_s={length: [0.010] * 9 for length in (SHORT, LONG)},
@@ -118,7 +127,7 @@ def test_the_targets_are_judged_by_ratios_of_one_run() -> None:
 
 
 def test_without_nginx_the_rest_is_told() -> None:
-    told = report(figures(with_nginx=False), [Arm(DIRECT, "http://x")], load=0.0)
+    told = report(figures(with_nginx=False), [Target(DIRECT, "http://x")], load=0.0)
     assert "nginx is not installed" in told
     assert [row["ratio"] for row in verdicts(figures(with_nginx=False))] == ["0.50", "0.85"]
 
@@ -133,7 +142,7 @@ def test_nginx_passes_a_stream_on_as_it_is() -> None:
 
 
 def test_the_whole_benchmark_runs_with_slotwise_at_work() -> None:
-    size = overhead.Size(4, 3, long_tokens=2000, rounds=1, events=2500, streams=(1, 2))
+    size = overhead.RunSize(4, 3, long_tokens=2000, rounds=1, events=2500, streams=(1, 2))
     told = overhead.run(size, [])
     assert "| slotwise |" in told
     assert "| one real /apply-template |" in told

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from slotwise.bench.run import engines
-from slotwise.bench.run.compare import CTX_TOKENS, Arm, Plan, measure
+from slotwise.bench.run.compare import CTX_TOKENS, ComparedArm, Comparison, measure
 from slotwise.bench.sim import bounds
 from slotwise.bench.trace import trace, workload
-from slotwise.bench.trace.rows import Renderer, total
+from slotwise.bench.trace.rows import RowRenderer, total
 from slotwise.policies.params import Params
 from tests.bench.one_by_one import reused
 
@@ -35,14 +35,16 @@ needs_traces = pytest.mark.skipif(
 def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() -> None:
     below = []
     for seed in SEEDS:
-        plan = Plan(
+        plan = Comparison(
             moments=workload.moments("tau_airline", live=SLOTS, seed=seed),
             live=SLOTS,
             slots=SLOTS,
             concurrent=False,
             max_tokens=4,
         )
-        arm = Arm("slotwise", engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS))
+        arm = ComparedArm(
+            "slotwise", engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS)
+        )
         slotwise, optimum, infinite = measure(plan, [arm], Console(quiet=True))["rows"]
         assert slotwise["prompt tokens"] == optimum["prompt tokens"]
         assert slotwise["reuse"] <= optimum["reuse"] <= infinite["reuse"]
@@ -54,7 +56,7 @@ def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() 
 @pytest.mark.parametrize("think_s", [0.1, 10.0])
 def test_over_many_orders_the_average_is_within_a_point_of_the_optimum(think_s: float) -> None:
     calls = trace.read("tau_airline")
-    renderer = Renderer(engines.tiny_model().path.with_name("tokenizer.json"))
+    renderer = RowRenderer(engines.tiny_model().path.with_name("tokenizer.json"))
     below = []
     for seed in range(1, 9):
         rows = renderer.rows(workload.interleave(calls, SLOTS, seed), answers=False)

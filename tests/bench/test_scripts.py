@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from slotwise.bench.run import scripts, sender
-from slotwise.bench.run.scripts import Wanted, of_calls, of_journal, read
+from slotwise.bench.run.scripts import ScriptOptions, of_calls, of_journal, read
 from slotwise.bench.run.sender import PLAIN_IDS, Chat, Ids, Script, Step, plain
 from slotwise.bench.sim.load import Recorded, Shape
 from slotwise.bench.trace import blocks
@@ -37,39 +37,41 @@ def lanes(script: Script) -> list[str]:
 
 
 def test_a_session_is_a_lane_in_the_order_of_its_calls() -> None:
-    script = of_calls(CALLS, Wanted(order="file", total=2, calls=2))
+    script = of_calls(CALLS, ScriptOptions(order="file", total=2, calls=2))
     assert lanes(script) == ["a0 a1", "b0 b1"]
     assert script.live == 4
 
 
 def test_a_shuffle_is_the_seeds() -> None:
-    found = {tuple(lanes(of_calls(CALLS, Wanted(seed=seed)))) for seed in range(20)}
+    found = {tuple(lanes(of_calls(CALLS, ScriptOptions(seed=seed)))) for seed in range(20)}
     assert len(found) == 6
-    assert lanes(of_calls(CALLS, Wanted(seed=3))) == lanes(of_calls(CALLS, Wanted(seed=3)))
+    assert lanes(of_calls(CALLS, ScriptOptions(seed=3))) == lanes(
+        of_calls(CALLS, ScriptOptions(seed=3))
+    )
 
 
 def test_pauses_are_the_recorded_ones_cut_to_the_longest() -> None:
     calls = [call("a", 0, 0.0), call("a", 1, 5.0), call("a", 2, 4000.0)]
-    (lane,) = of_calls(calls, Wanted(think_s=1, most_think_s=60)).sessions
+    (lane,) = of_calls(calls, ScriptOptions(think_s=1, most_think_s=60)).sessions
     assert [step.pause_s for step in lane] == [0.0, 5.0, 60.0]
 
 
 def test_pauses_that_were_not_recorded_are_drawn_about_the_median() -> None:
     calls = [call("a", turn) for turn in range(1001)]
-    (lane,) = of_calls(calls, Wanted(calls=2000, think_s=9)).sessions
+    (lane,) = of_calls(calls, ScriptOptions(calls=2000, think_s=9)).sessions
     pauses = sorted(step.pause_s for step in lane[1:])
     assert 8 < pauses[500] < 10
     assert 0.78 < sum(pause < 30 for pause in pauses) / 1000 < 0.86
 
 
 def test_an_answer_is_as_long_as_recorded_but_not_longer_than_wanted() -> None:
-    assert {s.output for s in of_calls(CALLS, Wanted(most_output=7)).steps()} == {7}
-    assert {s.output for s in of_calls(CALLS, Wanted(most_output=700)).steps()} == {100}
+    assert {s.output for s in of_calls(CALLS, ScriptOptions(most_output=7)).steps()} == {7}
+    assert {s.output for s in of_calls(CALLS, ScriptOptions(most_output=700)).steps()} == {100}
 
 
 def test_an_open_loop_sends_each_call_at_its_time() -> None:
     calls = [call("a", 0, 10.0), call("b", 0, 8.0), call("a", 1, 30.0)]
-    script = of_calls(calls, Wanted(order="open"))
+    script = of_calls(calls, ScriptOptions(order="open"))
     assert script.open_loop
     assert [(lane[0].session, lane[0].pause_s) for lane in script.sessions] == [
         ("b", 0.0),
@@ -80,7 +82,7 @@ def test_an_open_loop_sends_each_call_at_its_time() -> None:
 
 def test_an_open_loop_without_times_is_refused_with_a_count() -> None:
     with pytest.raises(ValueError, match="2 of 3 calls have no recorded time"):
-        of_calls([call("a", 0, 1.0), call("a", 1), call("b", 0)], Wanted(order="open"))
+        of_calls([call("a", 0, 1.0), call("a", 1), call("b", 0)], ScriptOptions(order="open"))
 
 
 @pytest.mark.parametrize(
@@ -96,22 +98,22 @@ def test_one_call_at_a_time(tmp_path: Path, order: str, expected: list[str]) -> 
     path.write_bytes(
         b"\n".join(orjson.dumps({name: getattr(c, name) for name in fields}) for c in CALLS)
     )
-    script = read(str(path), Wanted(order=order, think_s=5))
+    script = read(str(path), ScriptOptions(order=order, think_s=5))
     assert lanes(script) == expected
     assert script.live == 1
     assert {step.pause_s for step in script.steps()} == {0.0}
 
 
 def test_drawn_calls_keep_the_order_of_their_sessions() -> None:
-    sessions = of_calls(CALLS, Wanted()).sessions
-    lane = scripts._drawn(sessions, Wanted(sessions=2))
+    sessions = of_calls(CALLS, ScriptOptions()).sessions
+    lane = scripts._drawn(sessions, ScriptOptions(sessions=2))
     assert sorted(step.id for step in lane) == sorted(s.id for one in sessions for s in one)
     for session in sessions:
         assert [step for step in lane if step.session == session[0].session] == session
 
 
 def test_title_jobs_go_beside_their_turn() -> None:
-    script = read("titles", Wanted(order="file", calls=2))
+    script = read("titles", ScriptOptions(order="file", calls=2))
     first = script.sessions[0][0]
     assert [(step.side, len(step.beside)) for step in (first, *first.beside)] == [
         (False, 1),
@@ -157,7 +159,7 @@ def block_file(folder: Path) -> Path:
 
 
 def test_a_block_trace_is_sent_as_the_simulator_serves_it(tmp_path: Path) -> None:
-    script = read(str(block_file(tmp_path)), Wanted(sessions=2, total=2))
+    script = read(str(block_file(tmp_path)), ScriptOptions(sessions=2, total=2))
     assert {type(step.prompt) for step in script.steps()} == {Ids}
     first, second, _ = (step.prompt for step in script.sessions[0])
     assert isinstance(first, Ids)
@@ -174,9 +176,9 @@ def test_written_blocks_share_as_many_whole_blocks_as_the_prompts(tmp_path: Path
     head, own = list(range(1024)), list(range(5_000, 6_000))
     prompts = [pack(head), pack([*head, *own]), pack([*head[:700], *own])]
     entries = [
-        blocks.Entry("a", 1.0, 0.0, prompts[0], 5),
-        blocks.Entry("a", 3.5, 2.0, prompts[1], 5),
-        blocks.Entry("b", 2.0, 0.0, prompts[2], 7),
+        blocks.BlockEntry("a", 1.0, 0.0, prompts[0], 5),
+        blocks.BlockEntry("a", 3.5, 2.0, prompts[1], 5),
+        blocks.BlockEntry("b", 2.0, 0.0, prompts[2], 7),
     ]
     lines = list(blocks.lines(entries))
     assert [(line["session_id"], line.get("delay")) for line in lines] == [
@@ -193,7 +195,7 @@ def test_written_blocks_share_as_many_whole_blocks_as_the_prompts(tmp_path: Path
     path.write_bytes(b"\n".join(orjson.dumps(line) for line in lines))
     assert knows_sessions(path)
     assert block_tokens(path) == 512
-    again = read(str(path), Wanted(order="file", sessions=2))
+    again = read(str(path), ScriptOptions(order="file", sessions=2))
     told = {step.session: [len(_ids(s)) for s in lane] for lane in again.sessions for step in lane}
     assert sorted(told.values()) == [[1024, 2024], [1700]]
     recorded = Recorded(path, Shape(guest_share=0))
@@ -223,13 +225,13 @@ def test_a_journal_is_sent_again_with_its_pauses_and_its_lengths(tmp_path: Path)
     ):
         written.write(now, event, [])
     written.close()
-    script = read(str(path), Wanted(order="file"), journal.read)
+    script = read(str(path), ScriptOptions(order="file"), journal.read)
     assert [[(s.id, s.pause_s, s.output) for s in lane] for lane in script.sessions] == [
         [("r1", 0.0, 7), ("r3", 7.0, 50)],
         [("r2", 0.0, 50)],
     ]
     assert script.sessions[0][1].body()["prompt"] == list(range(20))
-    opened = of_journal(journal.read(path), Wanted(order="open"))
+    opened = of_journal(journal.read(path), ScriptOptions(order="open"))
     assert [(lane[0].id, lane[0].pause_s) for lane in opened.sessions] == [
         ("r1", 0.0),
         ("r2", 1.0),
@@ -241,6 +243,6 @@ def test_a_journal_without_its_reader_and_a_broken_one_are_told(tmp_path: Path) 
     path = tmp_path / "journal"
     path.write_bytes(b'{"slotwise_journal":1}\nbroken\n')
     with pytest.raises(TraceError, match="a journal"):
-        read(str(path), Wanted())
+        read(str(path), ScriptOptions())
     with pytest.raises(ValueError, match="journal:2"):
-        read(str(path), Wanted(), journal.read)
+        read(str(path), ScriptOptions(), journal.read)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench.suite.reality import Figures, Mean, Pair, order, row
+from slotwise.bench.suite.reality import Mean, Pair, RunFigures, order, row
 
 
 def pair(simulated: float, replayed: float) -> Pair:
-    return Pair(Figures(simulated, 0.1, 2.0), Figures(replayed, 0.3, 4.0))
+    return Pair(RunFigures(simulated, 0.1, 2.0), RunFigures(replayed, 0.3, 4.0))
 
 
 def test_a_mean_has_the_standard_error_of_its_values() -> None:
@@ -43,7 +43,7 @@ def test_a_row_says_how_far_apart_the_sides_are_and_how_sure_that_is() -> None:
     assert (told["points"], told["± error"], told["within 1"]) == ("1.0", "1.0", "open")
     assert (told["TTFT s simulated"], told["session s replayed"]) == (0.1, 4.0)
     assert row("x", "y", [pair(0.5000, 0.5001)])["points"] == "0.0"
-    alone = Figures(0.5, 0.1, None)
+    alone = RunFigures(0.5, 0.1, None)
     assert row("one at a time", "x", [Pair(alone, alone)])["session s simulated"] is None
 
 

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from slotwise.bench.run import engines, served
 from slotwise.bench.run.client import Answer
-from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Ids, Outcome, Script, Sent, Step
 from slotwise.bench.run.served import Bench
 from slotwise.bench.suite import slots, suite
 from slotwise.bench.suite.mixed import shorter
-from slotwise.bench.suite.suite import Entry
+from slotwise.bench.suite.suite import Measurement
 from slotwise.bench.trace import workload
 from slotwise.launcher.cli import command
 from slotwise.policies.prefix import Tokens, pack
@@ -28,7 +28,7 @@ needs_engine = pytest.mark.skipif(not ENGINE, reason="no embedded engine (xllama
 def test_a_measurement_is_written_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = Entry("what it shows", lambda bench, quick: f"| figure |\nquick: {quick}")
+    entry = Measurement("what it shows", lambda bench, quick: f"| figure |\nquick: {quick}")
     monkeypatch.setattr(suite, "SUITE", {"one": entry, "other": entry})
     assert command.main(["bench", "--only", "one", "--quick", "--out", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["one-quick.md"]
@@ -89,7 +89,7 @@ def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
 @needs_engine
 def test_slotwise_and_a_bare_engine_are_run_on_the_same_script() -> None:
     calls = [c for name in "ab" for c in workload.conversation(name, 3, words_per_turn=60)]
-    script = of_calls(calls, Wanted(sessions=2, order="file", most_output=4))
+    script = of_calls(calls, ScriptOptions(sessions=2, order="file", most_output=4))
     bench = Bench(engines.tiny_model(), ctx=4096, console=Console(stderr=True, quiet=True))
     tokens = bench.tokens(script)
     ram = 2_000

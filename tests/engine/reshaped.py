@@ -14,13 +14,13 @@ DIM, HEADS, KV_HEADS, LAYERS = 128, 4, 2, 2  # heads of 32: one block of q8_0
 
 def grouped(folder: Path) -> Path:
     """Two key heads for four query heads."""
-    model = tiny_model.build(folder, tiny_model.Shape(dim=DIM, heads=HEADS, layers=LAYERS))
+    model = tiny_model.build(folder, tiny_model.TinyShape(dim=DIM, heads=HEADS, layers=LAYERS))
     return _rewritten(model, folder / "grouped.gguf", "llama")
 
 
 def windowed(folder: Path, window: int) -> Path:
     """The same as gemma3 does it: layer 0 sees ``window`` tokens, layer 1 everything."""
-    model = tiny_model.build(folder, tiny_model.Shape(dim=DIM, heads=HEADS, layers=LAYERS))
+    model = tiny_model.build(folder, tiny_model.TinyShape(dim=DIM, heads=HEADS, layers=LAYERS))
     return _rewritten(model, folder / "windowed.gguf", "gemma3", window)
 
 

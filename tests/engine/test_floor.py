@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench.floor.engine import Place, measure, served
+from slotwise.bench.floor.engine import EngineCell, measure, served
 from slotwise.bench.floor.shapes import Lane, Turn, body, message
 from slotwise.bench.trace.workload import text
 
-FOUR = Place(4, "none")
+FOUR = EngineCell(4, "none")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from slotwise.launcher.model import gguf_header, model_shape, models
 from slotwise.launcher.plan import plan
-from slotwise.launcher.plan.plan import Context, Engine, Loaded
+from slotwise.launcher.plan.plan import ContextSize, Loaded, PlannedEngine
 from tests.engine import engines, reshaped
 from tests.engine.gemma import gemma
 from tests.support import ROOT
@@ -28,18 +28,18 @@ _WITHOUT_MODEL = (
 )
 
 CASES = {
-    "grouped, split": ("grouped", Context(8192, 4)),
+    "grouped, split": ("grouped", ContextSize(8192, 4)),
     "grouped, one pool, q8_0": (
         "grouped",
-        Context(8192, 4, unified=True, type_k="q8_0", type_v="q8_0"),
+        ContextSize(8192, 4, unified=True, type_k="q8_0", type_v="q8_0"),
     ),
-    "grouped, three slots, q8_0 and f16": ("grouped", Context(4096, 3, type_k="q8_0")),
-    "windows, split": ("windowed", Context(8192, 4, ubatch=256)),
+    "grouped, three slots, q8_0 and f16": ("grouped", ContextSize(4096, 3, type_k="q8_0")),
+    "windows, split": ("windowed", ContextSize(8192, 4, ubatch=256)),
     "windows, one pool, q8_0": (
         "windowed",
-        Context(8192, 4, unified=True, type_k="q8_0", type_v="q8_0"),
+        ContextSize(8192, 4, unified=True, type_k="q8_0", type_v="q8_0"),
     ),
-    "windows kept whole": ("windowed", Context(8192, 2, swa_full=True)),
+    "windows kept whole": ("windowed", ContextSize(8192, 2, swa_full=True)),
 }
 
 
@@ -49,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"grouped": reshaped.grouped(folder), "windowed": reshaped.windowed(folder, WINDOW)}
 
 
-def _flags(context: Context) -> list[str]:
+def _flags(context: ContextSize) -> list[str]:
     flags = ["-np", str(context.slots), "-c", str(context.ctx_size), "-b", str(context.batch)]
     flags += ["-ub", str(context.ubatch), "-ctk", context.type_k, "-ctv", context.type_v]
     flags += ["--kv-unified" if context.unified else "--no-kv-unified", "-fa", "on"]
@@ -100,22 +100,24 @@ def without_model_bytes() -> int:
 @pytest.mark.parametrize(
     ("name", "context"),
     [
-        ("gemma", Context(32768, 4, swa_full=True)),
-        ("gemma", Context(32768, 4)),
+        ("gemma", ContextSize(32768, 4, swa_full=True)),
+        ("gemma", ContextSize(32768, 4)),
         # Scratch is reserved at load, not touched: small batches keep it small beside the caches.
-        ("embedded:tiny", Context(4 * 131_072, 4, ubatch=64)),
+        ("embedded:tiny", ContextSize(4 * 131_072, 4, ubatch=64)),
     ],
     ids=["gemma, windows whole", "gemma", "tiny, long windows"],
 )
 def test_the_planned_peak_is_within_a_tenth_of_what_the_process_takes(
-    tmp_path: Path, without_model_bytes: int, name: str, context: Context
+    tmp_path: Path, without_model_bytes: int, name: str, context: ContextSize
 ) -> None:
     try:
         model = gemma() if name == "gemma" else models.resolve(name, tmp_path)
     except models.ModelError as error:
         pytest.skip(str(error))
     shape = model_shape.from_header(gguf_header.read(model).values)
-    engine = Engine("m", Loaded(model.stat().st_size, shape=shape), context, 0, process_bytes=0)
+    engine = PlannedEngine(
+        "m", Loaded(model.stat().st_size, shape=shape), context, 0, process_bytes=0
+    )
     planned = plan.make(engine).peak_bytes
     flags = [flag for flag in _flags(context) if flag != "--no-warmup"]
     running = engines.start(engines.EMBEDDED, model, tmp_path / "engine.log", *flags)

@@ -24,7 +24,7 @@ def test_the_same_parameters_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_another_seed_is_another_model_in_another_place(tmp_path: Path) -> None:
     one = tiny_model.build(tmp_path)
-    two = tiny_model.build(tmp_path, tiny_model.Shape(seed=2))
+    two = tiny_model.build(tmp_path, tiny_model.TinyShape(seed=2))
     assert one != two
     assert _digest(one) != _digest(two)
 

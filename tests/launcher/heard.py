@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slotwise.launcher.process.supervisor import Cause, Loss
+from slotwise.launcher.process.supervisor import EngineLoss, LossCause
 
 
 class Heard:
@@ -13,7 +13,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
         self.changed = asyncio.Event()
-        self.causes: list[Cause] = []
+        self.causes: list[LossCause] = []
         self.refuse = False
 
     def on_starting(self, engine: str, text: str) -> None:
@@ -24,7 +24,7 @@ class Heard:
         if self.refuse:
             raise ValueError("pins do not hold")
 
-    def on_lost(self, engine: str, loss: Loss) -> None:
+    def on_lost(self, engine: str, loss: EngineLoss) -> None:
         self._add("lost", loss.text)
         self.causes.append(loss.cause)
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from slotwise.launcher.plan import memory_plan
-from slotwise.launcher.plan.memory_plan import Outcome
+from slotwise.launcher.plan.memory_plan import PlanOutcome
 from slotwise.launcher.plan.plan import Machine
 from slotwise.launcher.profile import profile
 from tests.launcher import big_models as big
@@ -50,7 +50,7 @@ def profile_file(folder: Path, name: str, **server: Any) -> Path:
     return path
 
 
-def outcome_of(folder: Path, *paths: Path, available_gib: float = 117.0) -> Outcome:
+def outcome_of(folder: Path, *paths: Path, available_gib: float = 117.0) -> PlanOutcome:
     profiles = profile.load_all([str(path) for path in paths], {})
     box = Machine(round(121.7 * GIB), round(available_gib * GIB), 15 * GIB, "meminfo")
     return memory_plan.outcome(profiles, folder / "state", box)

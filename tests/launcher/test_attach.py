@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from slotwise.launcher.process.attach import Attachment
-from slotwise.launcher.process.supervisor import Cause
+from slotwise.launcher.process.supervisor import LossCause
 from tests.engine.engines import free_port
 from tests.launcher import children
 from tests.launcher.heard import Heard
@@ -52,7 +52,7 @@ def test_it_is_ready_lost_and_ready_again_as_the_engine_comes_and_goes(tmp_path:
         return heard
 
     heard = asyncio.run(scenario())
-    assert heard.causes == [Cause.SILENT, Cause.HUNG]
+    assert heard.causes == [LossCause.SILENT, LossCause.HUNG]
     assert ("ready", f"http://127.0.0.1:{port}") in heard.events
 
 

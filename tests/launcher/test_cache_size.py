@@ -11,7 +11,7 @@ from slotwise.launcher.model import gguf_header, model_shape
 from slotwise.launcher.model.model_shape import ModelShape, ShapeError
 from slotwise.launcher.plan.plan import (
     CacheError,
-    Context,
+    ContextSize,
     caches,
     checkpoint_bytes,
     draft_bytes,
@@ -37,42 +37,42 @@ def _mib(size_bytes: int) -> str:
 PUBLISHED = {
     "dense": (
         big.GRANITE_1B,
-        Context(4096, 1),
+        ContextSize(4096, 1),
         [(4096, 40, "160.00", "160.00")],
     ),
     "MoE, q8_0": (
         big.QWEN3_235B,
-        Context(16384, 1, type_k="q8_0", type_v="q8_0"),
+        ContextSize(16384, 1, type_k="q8_0", type_v="q8_0"),
         [(16384, 94, "799.00", "799.00")],
     ),
     "latent attention, q8_0": (
         big.DEEPSEEK_671B,
-        Context(32768, 1, type_k="q8_0", type_v="q8_0"),
+        ContextSize(32768, 1, type_k="q8_0", type_v="q8_0"),
         [(32768, 61, "1166.62", "0.00")],
     ),
     "latent and sparse attention": (
         big.GLM52_744B,
-        Context(524_288, 1),
+        ContextSize(524_288, 1),
         [(524_288, 78, "44928.00", "0.00"), (524_288, 21, "2688.00", "0.00")],
     ),
     "hybrid, two slots": (
         big.QWEN35_27B,
-        Context(2048, 2),
+        ContextSize(2048, 2),
         [(2, 48, "11.25", "288.00")],
     ),
     "hybrid with a draft head, three slots": (
         big.QWEN36_27B_MTP,
-        Context(3072, 3),
+        ContextSize(3072, 3),
         [(3, 48, "16.88", "432.00")],
     ),
     "hybrid, one slot": (
         big.QWEN35_9B,
-        Context(8192, 1),
+        ContextSize(8192, 1),
         [(1, 24, "2.25", "48.00")],
     ),
     "sliding window, q4_0, a million tokens": (
         big.LAGUNA,
-        Context(1048576, 1, type_k="q4_0", type_v="q4_0"),
+        ContextSize(1048576, 1, type_k="q4_0", type_v="q4_0"),
         [(1048576, 12, "6912.00", "6912.00"), (1024, 36, "20.25", "20.25")],
     ),
 }
@@ -91,7 +91,7 @@ def test_published_lines_of_big_models(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(("kind", "mib"), [("f16", 64), ("q8_0", 34), ("q4_0", 18)])
 def test_a_hybrid_quantized(tmp_path: Path, kind: str, mib: int) -> None:
     # github.com/SergiioB/portfolio, qwen35-kv-cache-quantization-edge.md: 27B, 1024 tokens
-    context = Context(1024, 1, type_k=kind, type_v=kind)
+    context = ContextSize(1024, 1, type_k=kind, type_v=kind)
     assert caches(_shape(tmp_path, big.QWEN35_27B), context)[0].size_bytes == mib * 2**20
 
 
@@ -100,37 +100,37 @@ def test_the_rounding_of_a_slot_can_make_three_larger_than_four(
     tmp_path: Path, slots: int, cells: int, mib: int
 ) -> None:
     # github.com/unslothai/unsloth/pull/7530: gemma3-270m, -c 1024
-    found = caches(_shape(tmp_path, big.GEMMA3_270M), Context(1024, slots))
+    found = caches(_shape(tmp_path, big.GEMMA3_270M), ContextSize(1024, slots))
     assert found[0].cells * found[0].streams == cells
     assert sum(cache.size_bytes for cache in found) == mib * 2**20
 
 
 def test_the_state_is_kept_once_more_for_each_drafted_token(tmp_path: Path) -> None:
     # 448.88 MiB for 1 slot with rs_seq 2: the 27B of the same family as a draft is taken back
-    (_, recurrent) = caches(_shape(tmp_path, big.QWEN35_27B), Context(32768, 1, rollback=2))
+    (_, recurrent) = caches(_shape(tmp_path, big.QWEN35_27B), ContextSize(32768, 1, rollback=2))
     assert _mib(recurrent.size_bytes) == "448.88"
 
 
 def test_a_draft_head_has_a_context_of_its_own(tmp_path: Path) -> None:
     shape = _shape(tmp_path, big.QWEN36_27B_MTP)
-    assert draft_bytes(shape, Context(262144, 1)) == 2**30
+    assert draft_bytes(shape, ContextSize(262144, 1)) == 2**30
 
 
 def test_sparse_attention_keeps_keys_to_choose_by(tmp_path: Path) -> None:
-    found = caches(_shape(tmp_path, big.QWEN38_FLASH_NEXT), Context(65536, 1))
+    found = caches(_shape(tmp_path, big.QWEN38_FLASH_NEXT), ContextSize(65536, 1))
     per_token = {cache.name: cache.size_bytes / 65536 for cache in found if cache.cells == 65536}
     # 12 layers: 2 heads of 256 twice, in f16; a key of 128 and its pooled one
     assert per_token == {"keys and values": 12 * 2 * 512 * 2, "indexer keys": 12 * 2 * 128 * 2}
 
 
 def test_a_checkpoint_is_what_cannot_be_rolled_back(tmp_path: Path) -> None:
-    context = Context(131072, 4)
+    context = ContextSize(131072, 4)
     # github.com/lmstudio-ai/lmstudio-bug-tracker/issues/1563: size = 50.251 MiB
     hybrid = checkpoint_bytes(_shape(tmp_path, big.QWEN35_9B), context)
     assert f"{hybrid / 2**20:.2f}" == "50.25"
     gemma = _shape(tmp_path, big.GEMMA3_270M)
     assert checkpoint_bytes(gemma, context) == 7.5 * 2**20  # measured: 7.5 MB each
-    assert checkpoint_bytes(gemma, Context(131072, 4, swa_full=True)) == 0
+    assert checkpoint_bytes(gemma, ContextSize(131072, 4, swa_full=True)) == 0
     assert checkpoint_bytes(_shape(tmp_path, big.GRANITE_1B), context) == 0
 
 
@@ -143,16 +143,16 @@ def test_without_flash_attention_all_values_are_as_wide_as_the_widest(tmp_path: 
         attention__head_count_kv=[4, 2],
     )
     shape = _shape(tmp_path, values)
-    (on,) = caches(shape, Context(256, 1))
-    (off,) = caches(shape, Context(256, 1, flash_attn=False))
+    (on,) = caches(shape, ContextSize(256, 1))
+    (off,) = caches(shape, ContextSize(256, 1, flash_attn=False))
     assert (on.k_bytes, on.v_bytes) == (256 * 96 * 2, 256 * 96 * 2)
     assert (off.k_bytes, off.v_bytes) == (256 * 96 * 2, 256 * 128 * 2)
 
 
 def test_one_pool_holds_a_window_for_every_slot(tmp_path: Path) -> None:
     shape = _shape(tmp_path, big.GEMMA3_270M)
-    (_, split) = caches(shape, Context(32768, 4))
-    (_, pool) = caches(shape, Context(32768, 4, unified=True))
+    (_, split) = caches(shape, ContextSize(32768, 4))
+    (_, pool) = caches(shape, ContextSize(32768, 4, unified=True))
     assert (split.streams, split.cells) == (4, 1024)
     assert (pool.streams, pool.cells) == (1, 4 * 512 + 512)
 

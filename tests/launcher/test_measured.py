@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from slotwise.launcher.plan import plan, starts
-from slotwise.launcher.plan.plan import Context, Engine, Loaded
+from slotwise.launcher.plan.plan import ContextSize, Loaded, PlannedEngine
 from slotwise.launcher.plan.starts import Meter, Start, logged_bytes
 from slotwise.launcher.process import process
 
@@ -29,7 +29,7 @@ def _start(line: str, size: int = 1) -> Start:
 def _meter(directory: Path, line: str, on_gpu: bool = False) -> Meter:
     """Of an engine whose plan says 60 GiB at load, and 7 MiB that it may still take."""
     model = Loaded(60 * plan.GIB)
-    engine = Engine("m", model, Context(4096, 1), cache_ram_mib=7, process_bytes=100)
+    engine = PlannedEngine("m", model, ContextSize(4096, 1), cache_ram_mib=7, process_bytes=100)
     return Meter(directory, line, plan.make(engine), on_gpu)
 
 

@@ -6,22 +6,24 @@ from dataclasses import replace
 
 from slotwise.launcher.model import model_shape
 from slotwise.launcher.plan import fitting, memory_plan, plan
-from slotwise.launcher.plan.fitting import Fit, Headroom
-from slotwise.launcher.plan.plan import Context, Engine, Loaded, Measured
+from slotwise.launcher.plan.fitting import Fit, LoadHeadroom
+from slotwise.launcher.plan.plan import ContextSize, Loaded, Measured, PlannedEngine
 from tests.launcher import big_models as big
 
 GIB, MIB = plan.GIB, plan.MIB
 
 
-def _engine(**changes: object) -> Engine:
+def _engine(**changes: object) -> PlannedEngine:
     """A 27B hybrid with four long windows."""
     values = {k: v for k, v in big.QWEN35_27B.items() if k != "tokenizer.ggml.tokens"}
     shape = model_shape.from_header(values | {"qwen35.vocab_size": 248_320})
-    engine = Engine("main", Loaded(17 * GIB, shape=shape), Context(4 * 65536, 4), on_gpu=True)
+    engine = PlannedEngine(
+        "main", Loaded(17 * GIB, shape=shape), ContextSize(4 * 65536, 4), on_gpu=True
+    )
     return replace(engine, **changes)  # type: ignore[arg-type]
 
 
-def _sizes(engine: Engine) -> dict[str, int]:
+def _sizes(engine: PlannedEngine) -> dict[str, int]:
     return {part.name: part.size_bytes for part in plan.make(engine).parts}
 
 
@@ -32,7 +34,7 @@ def test_the_caches_a_server_may_still_fill_count_from_the_start() -> None:
     one = 48 * 4 * (30_720 + 128 * 6144)
     assert sizes == {"checkpoints": 4 * 32 * one, "RAM cache": 8 * GIB}
     assert made.peak_bytes == made.load_bytes + sum(sizes.values())
-    headroom = Headroom(made.peak_bytes + 15 * GIB - 1, 15 * GIB)
+    headroom = LoadHeadroom(made.peak_bytes + 15 * GIB - 1, 15 * GIB)
     assert fitting.judge([made], headroom).fit is Fit.TOO_BIG
     fewer = plan.make(_engine(cache_ram_mib=8191))
     assert fitting.judge([fewer], headroom).fit is Fit.FITS
@@ -95,23 +97,23 @@ def test_a_declared_peak_is_the_authors_word() -> None:
 
 def test_a_cache_without_a_limit_fits_nowhere() -> None:
     made = plan.make(_engine(cache_ram_mib=-1))
-    judgement = fitting.judge([made], Headroom(1000 * GIB, 15 * GIB))
+    judgement = fitting.judge([made], LoadHeadroom(1000 * GIB, 15 * GIB))
     assert judgement.fit is Fit.TOO_BIG
     assert memory_plan.of_judgement(judgement).endswith("and then more, without a limit")
     assert any("cache_ram_mib: -1" in note for note in made.notes)
 
 
 def test_what_is_small_starts_anyway() -> None:
-    small = plan.make(Engine("small", Loaded(300 * MIB), Context(4096, 1)))
-    judgement = fitting.judge([small], Headroom(1 * GIB, 2 * GIB))
+    small = plan.make(PlannedEngine("small", Loaded(300 * MIB), ContextSize(4096, 1)))
+    judgement = fitting.judge([small], LoadHeadroom(1 * GIB, 2 * GIB))
     assert judgement.fit is Fit.TIGHT
     many = [small] * 4
-    assert fitting.judge(many, Headroom(1 * GIB, 2 * GIB)).fit is Fit.TOO_BIG
+    assert fitting.judge(many, LoadHeadroom(1 * GIB, 2 * GIB)).fit is Fit.TOO_BIG
 
 
 def test_a_gpu_with_memory_of_its_own_is_not_judged_by_the_machines() -> None:
     made = plan.make(_engine())
-    assert fitting.judge([made], Headroom(GIB, 2 * GIB), apart=True).fit is Fit.APART
+    assert fitting.judge([made], LoadHeadroom(GIB, 2 * GIB), apart=True).fit is Fit.APART
 
 
 def test_a_model_that_keeps_more_than_is_known_says_so() -> None:
@@ -122,10 +124,10 @@ def test_a_model_that_keeps_more_than_is_known_says_so() -> None:
         "deepseek4.attention.head_count": 1,
     }
     made = plan.make(
-        Engine("m", Loaded(GIB, shape=model_shape.from_header(values)), Context(4096, 1))
+        PlannedEngine("m", Loaded(GIB, shape=model_shape.from_header(values)), ContextSize(4096, 1))
     )
     assert made.notes[0].startswith("the architecture deepseek4 keeps caches that are not known")
-    (note,) = plan.make(Engine("m", Loaded(GIB, unknown="why"), Context(4096, 1))).notes
+    (note,) = plan.make(PlannedEngine("m", Loaded(GIB, unknown="why"), ContextSize(4096, 1))).notes
     assert note.endswith("its context is missing: why")
 
 

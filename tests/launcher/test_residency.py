@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.launcher.plan.fitting import Headroom, growth_to_come, verdict
+from slotwise.launcher.plan.fitting import LoadHeadroom, growth_to_come, verdict
 
 GIB = 2**30
 
 
-def _published() -> Headroom:
+def _published() -> LoadHeadroom:
     """A box of 128 GB: the engine takes 76.4 of a declared peak of 84.65 GiB."""
-    return Headroom(
+    return LoadHeadroom(
         available_bytes=round(28.97 * GIB),
         floor_bytes=15 * GIB,
         growth_bytes=growth_to_come(round(84.65 * GIB), round(76.4 * GIB)),
@@ -53,12 +53,12 @@ def test_the_published_case_of_a_small_model_beside_a_big_one(
 
 def test_what_is_at_its_peak_grows_no_more() -> None:
     assert growth_to_come(5, 7) == 0
-    assert Headroom(100, 40, growth_bytes=5, margin_bytes=3).room_bytes == 52
+    assert LoadHeadroom(100, 40, growth_bytes=5, margin_bytes=3).room_bytes == 52
 
 
 def test_exactly_the_floor_and_the_margin_is_enough() -> None:
-    headroom = Headroom(10 * GIB, 2 * GIB, margin_bytes=GIB)
+    headroom = LoadHeadroom(10 * GIB, 2 * GIB, margin_bytes=GIB)
     assert verdict(7 * GIB, headroom).fits
     assert not verdict(7 * GIB + 1, headroom).fits
-    plain = verdict(8 * GIB, Headroom(10 * GIB, 2 * GIB))
+    plain = verdict(8 * GIB, LoadHeadroom(10 * GIB, 2 * GIB))
     assert plain.text == "fits: 10.00 available - 8.00 claim = 2.00, 0.00 above floor 2.00 (GiB)"

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher.plan.fitting import Headroom
-from slotwise.launcher.roles.residents import Journal, Residents
-from slotwise.launcher.roles.roles import Decision, Patience, Role, Roles, State
+from slotwise.launcher.plan.fitting import LoadHeadroom
+from slotwise.launcher.roles.residents import Residents, RoleLog
+from slotwise.launcher.roles.roles import Decision, Patience, Role, Roles, RoleState
 
 GIB = 2**30
 
 
-def room(available: float, growth: float = 0) -> Headroom:
+def room(available: float, growth: float = 0) -> LoadHeadroom:
     """Floor 15, margin 4; all in GiB."""
     sizes = (available, 15, growth, 4)
-    return Headroom(*(round(size * GIB) for size in sizes))
+    return LoadHeadroom(*(round(size * GIB) for size in sizes))
 
 
 def small(name: str, gib: float, order: int = 1, **more: Any) -> Role:
@@ -46,7 +46,7 @@ def test_the_published_case_is_refused_in_words_with_its_figures(claim: float, l
     """128 GB, 28.97 available, an engine at 76.4 of a declared peak of 84.65 GiB."""
     models = Roles([small("s", claim)], 0.0)
     (decision,) = models.sampled(0.0, room(28.97, growth=84.65 - 76.4), calm=True)
-    assert (decision.action, models.states()["s"]) == ("refuse", State.UNLOADED)
+    assert (decision.action, models.states()["s"]) == ("refuse", RoleState.UNLOADED)
     for figure in ("28.97", "8.25", f"{claim:.2f}", left, "15.00", "4.00"):
         assert figure in decision.text
 
@@ -65,7 +65,7 @@ def test_they_are_loaded_one_at_a_time_in_order_and_one_refused_holds_up_nobody(
 def test_nothing_is_loaded_on_the_word_of_a_figure_that_is_not_there() -> None:
     models = Roles([small("a", 1)], 0.0)
     assert models.sampled(0.0, None, calm=True) == []
-    assert models.states() == {"a": State.PENDING}
+    assert models.states() == {"a": RoleState.PENDING}
 
 
 def test_what_gave_way_comes_back_after_a_minute_of_room_and_calm() -> None:
@@ -141,7 +141,7 @@ def test_on_demand_it_is_loaded_when_somebody_asks_and_there_is_room() -> None:
     assert models.sampled(0.0, room(50), calm=True) == []
     refused = models.wanted("d", 1.0, room(20))
     assert refused is not None
-    assert (refused.action, models.states()["d"]) == ("refuse", State.OFF)
+    assert (refused.action, models.states()["d"]) == ("refuse", RoleState.OFF)
     found = models.wanted("d", 2.0, room(50))
     assert found is not None
     assert found.action == "load"
@@ -172,9 +172,9 @@ def test_one_that_ended_by_itself_loads_again_and_one_that_had_to_go_does_not() 
     for name in ("a", "b"):
         models.lost(name, 1.0)
     assert models.states() == {
-        "main": State.LOADED,
-        "a": State.LOADING,
-        "b": State.UNLOADED,
+        "main": RoleState.LOADED,
+        "a": RoleState.LOADING,
+        "b": RoleState.UNLOADED,
     }
     assert models.loading() == {"a": 5 * GIB}
 
@@ -208,7 +208,7 @@ class World:
         self.models = Residents(
             Roles(roles, 0.0),
             self.engines,
-            Journal(self.path, most_bytes=4000),
+            RoleLog(self.path, most_bytes=4000),
             lambda name, retry_after_s: self.gone.append((name, retry_after_s)),
             self._show,
             lambda: self.now,
@@ -276,7 +276,7 @@ async def test_what_is_asked_for_again_and_again_is_written_once_a_minute(tmp_pa
 def test_a_journal_that_cannot_be_written_is_said_once_and_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = Journal(tmp_path / "no" / "such" / "folder")
+    journal = RoleLog(tmp_path / "no" / "such" / "folder")
     for _ in range(3):
         journal.write(Decision("load", "a", "x", 1))
     assert caplog.text.count("No such file") == 1

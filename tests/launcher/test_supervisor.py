@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from slotwise.launcher.process import supervisor
-from slotwise.launcher.process.supervisor import Cause, EngineSpec, Listener, Supervisor
+from slotwise.launcher.process.supervisor import EngineEvents, EngineSpec, LossCause, Supervisor
 from tests.launcher import children
 from tests.launcher.heard import Heard
 
@@ -64,7 +64,7 @@ def test_three_exits_then_ready(tmp_path: Path) -> None:
     heard = _run(_spec(tmp_path, "exit exit exit well"), scenario)
     lost = [text for kind, text in heard.events if kind == "lost"]
     assert lost == ["exited with code 1 while it started: error: no luck today"] * 3
-    assert heard.causes == [Cause.NOT_STARTED] * 3
+    assert heard.causes == [LossCause.NOT_STARTED] * 3
     assert [kind for kind, _ in heard.events][-1] == "ready"
 
 
@@ -147,7 +147,7 @@ def test_two_do_not_run_one_engine_from_one_directory(tmp_path: Path) -> None:
     Supervisor([spec], _listener_of_nothing())._unlock()
 
 
-def _listener_of_nothing() -> Listener:
+def _listener_of_nothing() -> EngineEvents:
     async def make() -> Heard:
         return Heard()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from slotwise.policies.affinity import Returns, expected_loss_s
 from slotwise.policies.displaced import Displacements
 from slotwise.policies.params import Cost
-from slotwise.policies.ram_cache import State
+from slotwise.policies.ram_cache import SlotContent
 from tests.proxy.script import text
 
 
-def state(name: str, n: int, held: int | None = None) -> State:
-    return State(view=text((name, n)), held=n if held is None else held, turns=1)
+def state(name: str, n: int, held: int | None = None) -> SlotContent:
+    return SlotContent(view=text((name, n)), held=n if held is None else held, turns=1)
 
 
 def test_a_prompt_finds_what_was_displaced_of_it_and_when() -> None:
@@ -40,8 +40,8 @@ def test_about_as_many_are_remembered_as_there_are_slots() -> None:
 def test_rent_is_taken_from_what_a_slot_is_worth_and_no_more() -> None:
     cost, returns = Cost(), Returns()
     free = expected_loss_s(state("a", 9000), 0, 1.0, returns, cost)
-    owing = State(view=text(("a", 9000)), held=9000, turns=1, rent_s=1.0)
+    owing = SlotContent(view=text(("a", 9000)), held=9000, turns=1, rent_s=1.0)
     assert free > 1
     assert expected_loss_s(owing, 0, 1.0, returns, cost) == free - 1.0
-    owing = State(view=text(("a", 9000)), held=9000, turns=1, rent_s=1e6)
+    owing = SlotContent(view=text(("a", 9000)), held=9000, turns=1, rent_s=1e6)
     assert expected_loss_s(owing, 0, 1.0, returns, cost) == 0.0

@@ -11,9 +11,9 @@ from slotwise.policies.affinity import Returns, chance_of_return, expected_loss_
 from slotwise.policies.decide import decide
 from slotwise.policies.params import Cost, Params
 from slotwise.policies.prefix import pack
-from slotwise.policies.ram_cache import State
+from slotwise.policies.ram_cache import SlotContent
 from slotwise.policies.slot_costs import View
-from slotwise.policies.types import Hold, Match, Place, Request, Rule, SlotId, SlotView, WaitingView
+from slotwise.policies.types import Match, Place, Request, Rule, SlotId, SlotView, Wait, WaitingView
 
 # A millisecond a token, so that seconds are easy to foresee.
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))
@@ -24,7 +24,7 @@ def slot(number: int, n: int = 0, **content: Any) -> SlotView:
     """An idle slot that holds ``n`` tokens."""
     given = {"turns": 5 if n else 0, "guest": False, "cached": 0, **content}
     idle_s = given.pop("idle_s", 700.0)
-    state = State(view=pack(range(1, n + 1)), held=n, **given)
+    state = SlotContent(view=pack(range(1, n + 1)), held=n, **given)
     return SlotView(
         id=SlotId("e", number),
         window=100_000,
@@ -47,7 +47,7 @@ def seat(
     request = Request("g", "p", pack(range(10**6, 10**6 + n)), n, 1, 20, True, "k", kind="side")
     waiting = WaitingView(request, 0.0, matches, owns=False)
     verdict = decide(waiting, View(list(slots), None, PARAMS), waited_s)
-    if isinstance(verdict, Hold):
+    if isinstance(verdict, Wait):
         return None
     assert isinstance(verdict, Place)
     assert verdict.rule is Rule.GUEST
@@ -99,7 +99,7 @@ def test_a_conversation_long_unused_is_a_seat_where_there_is_no_other() -> None:
 
 
 def test_what_a_guest_left_is_worth_what_the_next_begins_with() -> None:
-    first = State(view=pack(range(1000)), held=1000, guest=True, turns=1)
+    first = SlotContent(view=pack(range(1000)), held=1000, guest=True, turns=1)
     asked_again = replace(first, cached=900)
     at_once = chance_of_return(2, 0.0, False, Returns())
     for state, low, high in ((first, 0.1, 0.1), (asked_again, 0.9 * 0.5, 0.9 * at_once + 0.1)):

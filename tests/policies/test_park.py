@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import random
 
-from slotwise.bench.sim.engine import RamCache
+from slotwise.bench.sim.engine import EngineRamCache
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.policies.ram_cache import NOTHING, Park, State
+from slotwise.policies.ram_cache import NOTHING, RamCache, SlotContent
 
 
 def ids(count: int, first: int = 0) -> Tokens:
     return pack(range(first, first + count))
 
 
-def state(view: Tokens, tail: int = 0) -> State:
-    return State(view=view, held=len(view), tail=tail, turns=2)
+def state(view: Tokens, tail: int = 0) -> SlotContent:
+    return SlotContent(view=view, held=len(view), tail=tail, turns=2)
 
 
 A, B, C = ids(1000), ids(1000, 10_000), ids(1000, 20_000)
 
 
 def test_a_content_of_which_less_than_half_goes_on_is_saved() -> None:
-    park = Park(5000)
+    park = RamCache(5000)
     swap = park.swap(state(A), B)
     assert swap is not None
     assert [s.view for s in swap.states] == [A]
@@ -29,20 +29,20 @@ def test_a_content_of_which_less_than_half_goes_on_is_saved() -> None:
 
 
 def test_a_conversation_that_goes_on_changes_nothing() -> None:
-    assert Park(5000).swap(state(A.first(900)), A) is None
-    assert Park(5000).swap(state(A), A.first(500)) is None
+    assert RamCache(5000).swap(state(A.first(900)), A) is None
+    assert RamCache(5000).swap(state(A), A.first(500)) is None
 
 
 def test_an_empty_slot_saves_and_loads_nothing() -> None:
-    assert Park(5000, (state(A),)).swap(NOTHING, A) is None
+    assert RamCache(5000, (state(A),)).swap(NOTHING, A) is None
 
 
 def test_without_a_cache_nothing_is_saved() -> None:
-    assert Park(0).swap(state(A), B) is None
+    assert RamCache(0).swap(state(A), B) is None
 
 
 def test_the_oldest_make_room() -> None:
-    park = Park(2500, (state(A), state(B)))
+    park = RamCache(2500, (state(A), state(B)))
     assert park.room_for(state(C)) == ((state(B), state(C)), (state(A),))
     swap = park.swap(state(C), ids(10, 50_000))
     assert swap is not None
@@ -50,7 +50,7 @@ def test_the_oldest_make_room() -> None:
 
 
 def test_what_does_not_fit_at_all_is_lost_and_disturbs_nobody() -> None:
-    park = Park(500, (state(ids(100, 70_000)),))
+    park = RamCache(500, (state(ids(100, 70_000)),))
     assert park.room_for(state(A)) == (park.states, (state(A),))
     swap = park.swap(state(A), B)
     assert swap is not None
@@ -59,7 +59,7 @@ def test_what_does_not_fit_at_all_is_lost_and_disturbs_nobody() -> None:
 
 def test_the_entry_that_serves_the_prompt_is_moved_into_the_slot() -> None:
     grown = A.grown(1000, ids(200, 90_000).packed)
-    swap = Park(5000, (state(A), state(B))).swap(state(C), grown)
+    swap = RamCache(5000, (state(A), state(B))).swap(state(C), grown)
     assert swap is not None
     assert swap.loaded is not None
     assert swap.loaded.view == A
@@ -67,7 +67,9 @@ def test_the_entry_that_serves_the_prompt_is_moved_into_the_slot() -> None:
 
 
 def test_an_entry_of_which_a_quarter_would_not_be_kept_is_not_spent() -> None:
-    swap = Park(5000, (state(A),)).swap(state(B), A.first(200).grown(200, ids(50, 95_000).packed))
+    swap = RamCache(5000, (state(A),)).swap(
+        state(B), A.first(200).grown(200, ids(50, 95_000).packed)
+    )
     assert swap is not None
     assert swap.loaded is None
 
@@ -80,7 +82,7 @@ def test_the_generated_tail_counts_where_the_prompt_goes_on_past_the_view() -> N
 
 def test_an_entry_that_holds_all_of_it_already_is_enough() -> None:
     longer = A.grown(1000, ids(10, 80_000).packed)
-    swap = Park(5000, (state(longer),)).swap(state(A), B)
+    swap = RamCache(5000, (state(longer),)).swap(state(A), B)
     assert swap is not None
     assert [s.view for s in swap.states] == [longer]
 
@@ -90,7 +92,7 @@ def test_it_agrees_with_the_model_of_the_engine_on_random_scripts() -> None:
     heads = [ids(rng.randint(50, 400), 100_000 * n) for n in range(8)]
     for _ in range(50):
         limit = rng.choice([500, 1500, 4000])
-        park, cache = Park(limit), RamCache(limit)
+        park, cache = RamCache(limit), EngineRamCache(limit)
         for _ in range(30):
             old, head = rng.choice(heads), rng.choice(heads)
             prompt = head.grown(len(head), ids(rng.randint(1, 50), 2_000_000).packed)
@@ -102,11 +104,11 @@ def test_it_agrees_with_the_model_of_the_engine_on_random_scripts() -> None:
             loaded = cache.load(old, prompt)
             assert (swap.loaded.view if swap.loaded else None) == loaded
             assert [s.view for s in swap.states] == cache.entries
-            park = Park(limit, swap.states)
+            park = RamCache(limit, swap.states)
 
 
 def test_an_emptied_slot_pushes_nothing_out_and_is_given_what_serves_the_prompt() -> None:
-    park = Park(2500, (state(A), state(B)))
+    park = RamCache(2500, (state(A), state(B)))
     grown = A.grown(1000, ids(50, 95_000).packed)
     swap = park.into_emptied(grown)
     assert swap.loaded is not None

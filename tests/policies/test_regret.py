@@ -10,9 +10,9 @@ from slotwise.policies import regret
 from slotwise.policies.order import jain_index
 from slotwise.policies.params import Cost, Params
 from slotwise.policies.prefix import pack
-from slotwise.policies.ram_cache import State
+from slotwise.policies.ram_cache import SlotContent
 from slotwise.policies.regret import Loss, Obstacle
-from slotwise.policies.slot_costs import Case, View
+from slotwise.policies.slot_costs import SlotCosts, View
 from slotwise.policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
 
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))
@@ -56,10 +56,10 @@ def test_the_best_slot_that_was_kept_for_its_owner_is_why() -> None:
 
 def test_what_it_destroys_counts_as_the_rules_count_it() -> None:
     view = waiting(STRANGER, STRANGER)
-    state = State(view=pack(range(9000, 14_000)), held=5000, turns=3)
+    state = SlotContent(view=pack(range(9000, 14_000)), held=5000, turns=3)
     slots = [slot(0, idle=False), slot(1, view_len=5000, held=5000, turns=3, state=state)]
     loss = regret.of_slot(view, View(slots, None, PARAMS), ALL_FIT, 1)
-    dearer_s = Case(view, View(slots, None, PARAMS), 0.0, ALL_FIT).cost_s(1) - 1.0
+    dearer_s = SlotCosts(view, View(slots, None, PARAMS), 0.0, ALL_FIT).cost_s(1) - 1.0
     assert rounded(loss) == (Obstacle.BUSY, round(dearer_s, 6))
     assert dearer_s > 1
 

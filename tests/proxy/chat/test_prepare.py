@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slotwise.policies.types import SlotId
-from slotwise.proxy.chat.request import Kind, Prepared, prepare
+from slotwise.proxy.chat.request import GenerationRequest, Kind, prepare
 from slotwise.proxy.errors import ProxyError
 
 NAMES = {"main": "main", "gpt": "main"}
@@ -21,12 +21,16 @@ STREAMED = {
 }
 
 
-def prepared(body: Any, kind: Kind = Kind.CHAT, names: dict[str, str] | None = None) -> Prepared:
+def prepared(
+    body: Any, kind: Kind = Kind.CHAT, names: dict[str, str] | None = None
+) -> GenerationRequest:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return asyncio.run(prepare(kind, "/v1/x", raw, NAMES if names is None else names))
 
 
-def sent(request: Prepared, id_slot: int = 1, max_tokens: int | None = None) -> dict[str, Any]:
+def sent(
+    request: GenerationRequest, id_slot: int = 1, max_tokens: int | None = None
+) -> dict[str, Any]:
     content = asyncio.run(request.upstream(SlotId("e", id_slot), max_tokens))
     body: dict[str, Any] = json.loads(content)
     return body

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from slotwise.proxy.chat.sections import Layout, Specials, layout, markers
-from slotwise.proxy.tokens.segments import Cuts
+from slotwise.proxy.tokens.segments import Segmenter
 
 TOKENS = ("<|im_start|>", "<|im_end|>", "<|sh|>", "<|eh|>", "<|eot|>", "[INST]", "[/INST]", "</s>")
-CUTS = Cuts({token: i for i, token in enumerate((*TOKENS, "<tool_call>", "<sot>", "<eot>"))})
+CUTS = Segmenter({token: i for i, token in enumerate((*TOKENS, "<tool_call>", "<sot>", "<eot>"))})
 
 
 def turn(role: str, content: Any, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.proxy.core.slot_holds import Keeping
+from slotwise.proxy.core.slot_holds import SlotHolds
 from tests.proxy.script import dispatches, finished, in_session, scheduler, serve
 
 
@@ -31,7 +31,7 @@ def test_where_all_slots_are_taken_its_own_is_the_cheapest() -> None:
 
 
 def test_waits_for_owners_are_worth_what_they_brought() -> None:
-    keeping = Keeping("p")
+    keeping = SlotHolds("p")
     assert keeping.waits_pay == 1
     for _ in range(4):
         keeping.waited(keeping.returns)  # nobody came back meanwhile

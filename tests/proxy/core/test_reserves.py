@@ -16,7 +16,7 @@ from slotwise.proxy.core.events import (
     RequestFinished,
     RequestProgressed,
 )
-from slotwise.proxy.core.reservations import Placing, Reserves
+from slotwise.proxy.core.reservations import Placing, Reservations
 from tests.proxy.memory_script import World
 from tests.proxy.script import finished, params
 
@@ -33,8 +33,8 @@ def placing(id: str, n: int, slot: int = 0, **more: int | bool) -> Placing:
     return Placing(request, SlotId("e", slot), **{"reused": 0, **more})  # type: ignore[arg-type]
 
 
-def reserves(growth: Growth = GROWTH) -> Reserves:
-    r = Reserves()
+def reserves(growth: Growth = GROWTH) -> Reservations:
+    r = Reservations()
     r.engine_ready("e", "p", growth, 4)
     return r
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from slotwise.proxy.core.events import Dispatch, Failure, RequestFailed, SlotReport
-from slotwise.proxy.engine.slots_poller import Standstill
+from slotwise.proxy.engine.slots_poller import StallDetector
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer, wait_until_async
 
@@ -57,7 +57,7 @@ def test_a_slot_that_is_busy_for_ever_makes_the_engine_hung(stub: StubServer) ->
 
 def test_an_engine_stands_still_while_slots_are_busy_and_none_of_them_moves() -> None:
     idle, busy = SlotReport(0, False, 5), SlotReport(1, True, 7)
-    still = Standstill(0)
+    still = StallDetector(0)
     assert still.seen([idle, busy], 10) == 0
     assert still.seen([idle, busy], 40) == 30
     assert still.seen([SlotReport(0, False, 6), busy], 60) == 50  # an idle one says nothing

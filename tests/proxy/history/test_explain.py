@@ -12,8 +12,8 @@ from slotwise.policies.regret import Loss, Obstacle
 from slotwise.policies.types import Reason, Rule, SlotId
 from slotwise.proxy.core.events import Failure
 from slotwise.proxy.history.explain import (
+    ExplainQuery,
     Texts,
-    Wanted,
     as_json,
     culprit,
     ids_to_show,
@@ -23,7 +23,7 @@ from slotwise.proxy.history.explain import (
     short_diff,
     wanted,
 )
-from slotwise.proxy.history.record import Changed, Displaced, Known, Record
+from slotwise.proxy.history.record import Changed, DisplacedBy, Known, Record
 
 CLOCK = Texts(
     "Current time: 10:31:05\nYou are a helpful assistant.",
@@ -122,13 +122,13 @@ def test_a_wrong_slot_is_named_with_its_rule() -> None:
 @pytest.mark.parametrize(
     ("displaced", "words"),
     [
-        (Displaced("req-0", 990.0), "request req-0 had displaced them 30 s before"),
-        (Displaced("", 1000.0), "the engine that held them had ended 20 s before"),
+        (DisplacedBy("req-0", 990.0), "request req-0 had displaced them 30 s before"),
+        (DisplacedBy("", 1000.0), "the engine that held them had ended 20 s before"),
         (None, "they had been displaced from the cache"),
     ],
 )
 def test_who_displaced_it_and_when_is_told_where_known(
-    displaced: Displaced | None, words: str
+    displaced: DisplacedBy | None, words: str
 ) -> None:
     told = culprit(record((Cause.EVICTED, 90), (Cause.NEW, 10), displaced=displaced))
     assert told == f"90 of 100 tokens were computed again because {words}"
@@ -201,7 +201,7 @@ def test_sections_add_up_in_the_order_of_a_prompt() -> None:
 
 
 def test_the_json_has_the_sums_and_the_times() -> None:
-    evicted = record((Cause.EVICTED, 90), (Cause.NEW, 10), displaced=Displaced("req-0", 990.0))
+    evicted = record((Cause.EVICTED, 90), (Cause.NEW, 10), displaced=DisplacedBy("req-0", 990.0))
     told = as_json(evicted)
     assert told["tokens"] == {"evicted": 90, "new": 10}
     assert told["evicted"] == {"by": "req-0", "time": 990.0}
@@ -247,9 +247,9 @@ def test_a_long_difference_is_cut_and_what_moves_the_cursor_is_escaped() -> None
 
 
 def test_the_query_has_a_default_and_a_limit() -> None:
-    assert wanted({}) == Wanted(None, 20)
-    assert wanted({"session": "s", "last": "7"}) == Wanted("s", 7)
-    assert wanted({"last": "5000"}) == Wanted(None, 1000)
+    assert wanted({}) == ExplainQuery(None, 20)
+    assert wanted({"session": "s", "last": "7"}) == ExplainQuery("s", 7)
+    assert wanted({"last": "5000"}) == ExplainQuery(None, 1000)
 
 
 @pytest.mark.parametrize("last", ["0", "-1", "x", "", "1.5", "²", "9" * 5000])

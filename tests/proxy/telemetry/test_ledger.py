@@ -13,7 +13,7 @@ import pytest
 
 from slotwise.policies.attribution import Cause
 from slotwise.proxy.history.record import Known
-from slotwise.proxy.telemetry.request_log import Ledger
+from slotwise.proxy.telemetry.request_log import RequestLog
 from tests.proxy.history.test_explain import changed, record
 
 
@@ -22,7 +22,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_holds_numbers_and_names_and_no_text(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "requests.jsonl")
+    ledger = RequestLog(tmp_path / "requests.jsonl")
     ledger.write(changed(known=Known("curl", 0.5, 0.2, 0.3, "stop")))
     ledger.close()
     assert read(tmp_path / "requests.jsonl") == [
@@ -56,7 +56,7 @@ def test_a_line_holds_numbers_and_names_and_no_text(tmp_path: Path) -> None:
 
 def test_a_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
     for id in ("a", "b"):
-        ledger = Ledger(tmp_path / "requests.jsonl")
+        ledger = RequestLog(tmp_path / "requests.jsonl")
         ledger.write(changed(id=id))
         ledger.close()
         ledger.close()
@@ -65,7 +65,7 @@ def test_a_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_its_files_are_bounded_and_only_the_owner_reads_them(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").touch(0o644)
-    ledger = Ledger(tmp_path / "requests.jsonl", max_bytes=2000, files=3)
+    ledger = RequestLog(tmp_path / "requests.jsonl", max_bytes=2000, files=3)
     for k in range(100):
         ledger.write(changed(id=f"r{k}"))
     ledger.close()
@@ -86,7 +86,7 @@ def test_a_disk_that_fails_is_said_once_and_harms_nobody(
 ) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    ledger = Ledger(tmp_path / "requests.jsonl")
+    ledger = RequestLog(tmp_path / "requests.jsonl")
     assert ledger._file.stream is not None
     with Path("/dev/full").open("a") as full, caplog.at_level(logging.WARNING):
         os.dup2(full.fileno(), ledger._file.stream.fileno())  # every write to it fails
@@ -98,13 +98,13 @@ def test_a_disk_that_fails_is_said_once_and_harms_nobody(
 
 def test_a_folder_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Ledger(tmp_path / "none" / "requests.jsonl")
+        RequestLog(tmp_path / "none" / "requests.jsonl")
 
 
 def test_a_name_that_is_no_text_costs_its_line_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = Ledger(tmp_path / "requests.jsonl")
+    ledger = RequestLog(tmp_path / "requests.jsonl")
     ledger.write(replace(record((Cause.NEW, 1)), known=Known(client="\ud800")))
     ledger.write(changed(id="b"))
     ledger.close()

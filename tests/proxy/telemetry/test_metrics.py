@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.launcher.process.supervisor import Cause
+from slotwise.launcher.process.supervisor import LossCause
 from slotwise.policies.types import Reason, Rule, SlotId
 from slotwise.proxy.core.events import (
     EngineLost,
@@ -119,8 +119,8 @@ def test_restarts_count_by_cause_and_a_story_makes_no_series(metrics: Metrics) -
     assert len(samples(metrics)) == before
 
 
-@pytest.mark.parametrize("cause", list(Cause))
-def test_every_cause_the_launcher_names_has_its_series(metrics: Metrics, cause: Cause) -> None:
+@pytest.mark.parametrize("cause", list(LossCause))
+def test_every_cause_the_launcher_names_has_its_series(metrics: Metrics, cause: LossCause) -> None:
     metrics.engine_restarted("p-0", cause.value)
     assert nonzero(metrics, "slotwise_engine_restarts_total") == {f"p-0/{cause.value}": 1}
 

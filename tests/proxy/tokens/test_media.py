@@ -27,8 +27,14 @@ from slotwise.proxy.tokens.media import (
     stand_in,
     without_media,
 )
-from slotwise.proxy.tokens.prompt_encoder import Edges, Mapped, PromptEncoder, SegmentCache, Trails
-from slotwise.proxy.tokens.segments import Cuts
+from slotwise.proxy.tokens.prompt_encoder import (
+    Edges,
+    KnownPrompts,
+    PromptEncoder,
+    SegmentCache,
+    TokenizedText,
+)
+from slotwise.proxy.tokens.segments import Segmenter
 from slotwise.proxy.tokens.tokenizer import one_section, sections_of
 from tests.proxy.shell import CHAT, proxy
 from tests.stub_text import media_tokens
@@ -98,9 +104,9 @@ def test_its_ids_lie_outside_every_vocabulary_and_follow_from_the_digest() -> No
 
 
 def test_texts_and_media_are_joined_with_their_places() -> None:
-    first = Mapped("ab", [0, 1, 2], [1, 2, 3], [1], pack([9, 1, 2]))
-    last = Mapped("cde", [0, 2, 3], [0, 5, 6], [2], pack([3, 4, 5, 6, 7, 8]))
-    empty = Mapped("", [0], [0], [], pack([]))
+    first = TokenizedText("ab", [0, 1, 2], [1, 2, 3], [1], pack([9, 1, 2]))
+    last = TokenizedText("cde", [0, 2, 3], [0, 5, 6], [2], pack([3, 4, 5, 6, 7, 8]))
+    empty = TokenizedText("", [0], [0], [], pack([]))
     whole = _joined([first, empty, last], "<M>", [pack([70, 71]).packed, pack([80]).packed])
     assert whole.text == "ab<M><M>cde"
     assert whole.tokens.ids() == [9, 1, 2, 70, 71, 80, 3, 4, 5, 6, 7, 8]
@@ -118,8 +124,8 @@ class Letters:
 
 
 def test_the_sections_of_a_prompt_are_known_past_its_media() -> None:
-    cuts = Cuts({"<s>": 500_000, "<e>": 500_001})
-    prompts = PromptEncoder(Letters(), cuts, Edges(), b"x", SegmentCache(), Trails())
+    cuts = Segmenter({"<s>": 500_000, "<e>": 500_001})
+    prompts = PromptEncoder(Letters(), cuts, Edges(), b"x", SegmentCache(), KnownPrompts())
     known: Any = SimpleNamespace(prompts=prompts)
     shape, media = without_media(
         {"messages": [asks("what is to be seen?", image(ONE)), says("a cat"), asks("a white one?")]}
@@ -127,7 +133,7 @@ def test_the_sections_of_a_prompt_are_known_past_its_media() -> None:
     first = "<s>user\n<__media__>what is to be seen?<e>"
     text = f"{first}<s>assistant\na cat<e><s>user\na white one?<e><s>assistant\n"
 
-    async def run() -> tuple[Mapped, tuple[Section, ...], int | None]:
+    async def run() -> tuple[TokenizedText, tuple[Section, ...], int | None]:
         mapped = await MediaPrompts().encode(FakeEngine(), known, "main", text, media)
         return mapped, *(await sections_of(prompts, mapped, shape))
 

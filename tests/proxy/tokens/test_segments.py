@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.proxy.tokens.prompt_encoder import Mapped, SegmentCache, Trails, content_key
-from slotwise.proxy.tokens.segments import Cuts, Piece
+from slotwise.proxy.tokens.prompt_encoder import (
+    KnownPrompts,
+    SegmentCache,
+    TokenizedText,
+    content_key,
+)
+from slotwise.proxy.tokens.segments import Piece, Segmenter
 
 CHAT = {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 0}
 RUNS = {"\n" * n: 10 + n for n in range(1, 6)}
@@ -36,7 +41,7 @@ def partition(text: str, specials: dict[str, int]) -> list[Piece]:
     return parts
 
 
-def cut(cuts: Cuts, text: str, start: int = 0) -> list[Piece]:
+def cut(cuts: Segmenter, text: str, start: int = 0) -> list[Piece]:
     """All the way: pieces, and what is tangled inside them."""
     parts: list[Piece] = []
     for piece, _ in cuts.pieces(text, start):
@@ -61,7 +66,7 @@ names = st.text("ab<>", min_size=1, max_size=4)
 @given(st.sets(names, min_size=1, max_size=6), st.text("ab<> \n", max_size=40))
 def test_a_text_is_cut_as_the_engine_partitions_it(texts: set[str], text: str) -> None:
     specials = {special: i for i, special in enumerate(sorted(texts))}
-    cuts = Cuts(specials)
+    cuts = Segmenter(specials)
     if cuts.certain:
         assert cut(cuts, text) == partition(text, specials)
 
@@ -69,7 +74,7 @@ def test_a_text_is_cut_as_the_engine_partitions_it(texts: set[str], text: str) -
 @given(st.lists(st.sampled_from([*CHAT, *RUNS, "a", " ", "<|im_", "start|>", "\r"]), max_size=40))
 def test_chat_tokens_and_runs_of_newlines_are_cut_as_the_engine_does(parts: list[str]) -> None:
     text = "".join(parts)
-    assert cut(Cuts({**CHAT, **RUNS}), text) == partition(text, {**CHAT, **RUNS})
+    assert cut(Segmenter({**CHAT, **RUNS}), text) == partition(text, {**CHAT, **RUNS})
 
 
 @given(
@@ -81,7 +86,7 @@ def test_runs_of_any_lengths_are_cut_as_the_engine_does(
 ) -> None:
     specials = {char * n: i for i, (char, n) in enumerate(sorted(runs))}
     text = "".join(char * n for char, n in parts)
-    cuts = Cuts(specials)
+    cuts = Segmenter(specials)
     assert cuts.certain
     assert cut(cuts, text) == partition(text, specials)
 
@@ -91,15 +96,15 @@ def test_a_long_text_is_also_cut_behind_runs_and_a_longer_one_keeps_those_cuts(
     text: str, long: int, more: str
 ) -> None:
     text = ("a" * 2047 + text) * long
-    cuts = Cuts({**CHAT, **RUNS})
+    cuts = Segmenter({**CHAT, **RUNS})
     assert cut(cuts, text) == partition(text, {**CHAT, **RUNS})
     ends = [end for _, end in cuts.pieces(text)][:-1]
     assert ends == [end for _, end in cuts.pieces(text + more)][: len(ends)]
 
 
 def test_a_long_text_is_left_whole_where_newlines_stand_in_other_tokens_too() -> None:
-    assert len(list(Cuts({**RUNS, "a\n": 9}).pieces("ab\n" * 3000))) == 1
-    assert len(list(Cuts({**RUNS, "ab": 9}).pieces("a\n" * 3000))) > 1
+    assert len(list(Segmenter({**RUNS, "a\n": 9}).pieces("ab\n" * 3000))) == 1
+    assert len(list(Segmenter({**RUNS, "ab": 9}).pieces("a\n" * 3000))) > 1
 
 
 @pytest.mark.parametrize(
@@ -115,25 +120,25 @@ def test_a_long_text_is_left_whole_where_newlines_stand_in_other_tokens_too() ->
     ],
 )
 def test_only_tokens_that_never_overlap_are_clean(specials: list[str], tangled: list[str]) -> None:
-    cuts = Cuts({special: i for i, special in enumerate(specials)})
+    cuts = Segmenter({special: i for i, special in enumerate(specials)})
     assert sorted(text for text, _ in cuts.tangled) == sorted(tangled)
     assert sorted(cuts.clean) == sorted(set(specials) - set(tangled))
 
 
 def test_overlapping_tokens_of_equal_length_leave_the_order_uncertain() -> None:
-    assert not Cuts({"ab": 1, "bc": 2}).certain
-    assert Cuts({"\n": 1, "\n\n": 2, "\t\t": 3}).certain
+    assert not Segmenter({"ab": 1, "bc": 2}).certain
+    assert Segmenter({"\n": 1, "\n\n": 2, "\t\t": 3}).certain
 
 
 def test_tokens_are_found_across_the_windows_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slotwise.proxy.tokens.segments._WINDOW_CHARS", 7)
     text = "ab<|im_start|>c<|im_end|><|im_end|>" * 9
-    assert cut(Cuts(CHAT), text) == partition(text, CHAT)
+    assert cut(Segmenter(CHAT), text) == partition(text, CHAT)
 
 
 def test_thousands_of_special_tokens_make_one_quick_search() -> None:
     specials = {f"<unused{i}>": i for i in range(6000)}
-    cuts = Cuts(specials)
+    cuts = Segmenter(specials)
     assert cut(cuts, "a<unused12>b<unused1234><unused9999>") == ["a", 12, "b", 1234, "<unused9999>"]
 
 
@@ -155,15 +160,15 @@ def test_the_same_text_of_two_tokenizers_is_kept_twice() -> None:
     assert content_key(b"a", "\ud800") != content_key(b"a", "\udfff")
 
 
-def mapped(text: str, cuts: Cuts) -> Mapped:
+def mapped(text: str, cuts: Segmenter) -> TokenizedText:
     pieces = list(cuts.pieces(text))
     ends = [0, *(end for _, end in pieces)]
     special = [i for i, (piece, _) in enumerate(pieces, start=1) if isinstance(piece, int)]
-    return Mapped(text, ends, ends, special, pack(range(len(text))))
+    return TokenizedText(text, ends, ends, special, pack(range(len(text))))
 
 
 def test_a_prompt_goes_on_from_the_longest_known_one_and_takes_its_place() -> None:
-    trails, cuts = Trails(), Cuts(CHAT)
+    trails, cuts = KnownPrompts(), Segmenter(CHAT)
     texts = ["<|im_start|>a<|im_end|>b", "<|im_start|>a<|im_end|>bc<|im_end|>d", "<|im_start|>x"]
     for text in texts:
         found = trails.longest(b"", text)
@@ -177,7 +182,7 @@ def test_a_prompt_goes_on_from_the_longest_known_one_and_takes_its_place() -> No
 
 
 def test_prompts_are_kept_within_their_bytes() -> None:
-    trails, cuts = Trails(max_bytes=20_000), Cuts(CHAT)
+    trails, cuts = KnownPrompts(max_bytes=20_000), Segmenter(CHAT)
     for i in range(50):
         trails.put(b"", mapped(f"{i}" * 500 + "<|im_end|>", cuts), None)
         assert trails.size_bytes <= 20_000
