@@ -23,7 +23,7 @@ run: $(RUN_STAMP) ## serve a small model on the CPU (PORT=8000)
 	@$(BIN)/slotwise serve demo --port $(PORT)
 
 demo: $(DEV_STAMP) ## interleaved conversations: the bare engine, then slotwise
-	@$(BIN)/python -m slotwise.bench.demo
+	@$(BIN)/python -m slotwise.bench.run.demo
 
 test: $(DEV_STAMP) $(NAMES) ## all tests, with the real engine
 	$(BIN)/python -m pytest -q

@@ -14,19 +14,26 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from slotwise.launcher import argv, command_line, residents, wiring
-from slotwise.launcher.attach import Attachment
-from slotwise.launcher.command_line import UsageError
-from slotwise.launcher.listener import Cause, Loss
-from slotwise.launcher.meters import Meters
-from slotwise.launcher.planned import Planned
-from slotwise.launcher.profile import Profile
-from slotwise.launcher.residency import Headroom
-from slotwise.launcher.residents import Residents
-from slotwise.launcher.roles import Patience, Roles
-from slotwise.launcher.settings import AttachedServer, LaunchedServer
-from slotwise.launcher.supervisor import STARTING, EngineSpec, InUseError, Supervisor
-from slotwise.proxy.core.actions import Level, Reclaim
+from slotwise.launcher import wiring
+from slotwise.launcher.plan.fitting import Headroom
+from slotwise.launcher.plan.starts import Meters, Planned
+from slotwise.launcher.process.attach import Attachment
+from slotwise.launcher.process.supervisor import (
+    STARTING,
+    Cause,
+    EngineSpec,
+    InUseError,
+    Loss,
+    Supervisor,
+)
+from slotwise.launcher.profile import argv, engine_files
+from slotwise.launcher.profile.engine_files import UsageError
+from slotwise.launcher.profile.profile import Profile
+from slotwise.launcher.profile.settings import AttachedServer, LaunchedServer
+from slotwise.launcher.roles import residents
+from slotwise.launcher.roles.residents import Residents
+from slotwise.launcher.roles.roles import Patience, Roles
+from slotwise.proxy.core.events import Level, Reclaim
 from slotwise.proxy.serving.driver import Driver
 
 log = logging.getLogger("slotwise")
@@ -184,8 +191,8 @@ class Engines:
 def _spec(profile: Profile, servers: Mapping[str, LaunchedServer], state_dir: Path) -> EngineSpec:
     """``servers``: by name, looked at anew at each start."""
     server = servers[profile.name]
-    directory = command_line.engine_dir(state_dir, profile.name)
-    files = command_line.launch_files(profile, directory)
+    directory = engine_files.engine_dir(state_dir, profile.name)
+    files = engine_files.launch_files(profile, directory)
     return EngineSpec(
         name=profile.name,
         argv=lambda port: argv.launch_argv(servers[profile.name], profile.names, files, port),

@@ -13,20 +13,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from slotwise.launcher import argv, cache_size, gguf_header
-from slotwise.launcher.machine import Machine
-from slotwise.launcher.planned import Planned
-from slotwise.launcher.profile import Profile
-from slotwise.launcher.roles import Role
-from slotwise.launcher.settings import EMBEDDED, LaunchedServer
+from slotwise.launcher.model import gguf_header
+from slotwise.launcher.plan import plan
+from slotwise.launcher.plan.plan import Machine
+from slotwise.launcher.plan.starts import Planned
+from slotwise.launcher.profile import argv
+from slotwise.launcher.profile.profile import Profile
+from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
+from slotwise.launcher.roles.roles import Role
 from slotwise.policies import params
 from slotwise.policies.admission import Growth, Limits
 from slotwise.proxy.chat import kinds, normalize
-from slotwise.proxy.core.memory_gate import MemoryRules
-from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.memory import Member, MemoryRules
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.memory.watch import MemoryWatch
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from slotwise.proxy.tokens.encoders import Source
 from slotwise.proxy.tokens.fim import InfillFlags
 
@@ -100,10 +101,10 @@ def growth(profile: Profile, planned: Planned | None) -> Growth:
         return Growth(cache_ram_bytes=cache_ram_bytes)
     shape, context = planned.engine.model.shape, planned.engine.context
     return Growth(
-        checkpoint_bytes=cache_size.checkpoint_bytes(shape, context),
+        checkpoint_bytes=plan.checkpoint_bytes(shape, context),
         checkpoints=planned.engine.checkpoints,
         cache_ram_bytes=cache_ram_bytes,
-        kv_bytes_per_token=cache_size.token_bytes(shape, context),
+        kv_bytes_per_token=plan.token_bytes(shape, context),
     )
 
 

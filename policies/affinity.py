@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from slotwise.policies.cost import piece_s
 from slotwise.policies.params import Cost
-from slotwise.policies.park import State
+from slotwise.policies.ram_cache import State
 from slotwise.policies.types import Match, Request, SlotView
 
 LIVE_S = 60.0  # a conversation of one turn counts as live for so long

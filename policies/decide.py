@@ -22,8 +22,8 @@ from __future__ import annotations
 from slotwise.policies import admission, continuation, guest
 from slotwise.policies.affinity import is_live
 from slotwise.policies.bounds import most_s
-from slotwise.policies.case import Case, View
 from slotwise.policies.cost import prefill_s
+from slotwise.policies.slot_costs import Case, View
 from slotwise.policies.types import (
     Hold,
     Place,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slotwise.policies.park import State
 from slotwise.policies.prefix import Tokens, lcp
+from slotwise.policies.ram_cache import State
 
 _LEAST = 4  # displacements that are remembered
 

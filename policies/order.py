@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from slotwise.policies.bounds import bound_s, most_s
 from slotwise.policies.params import Params
 from slotwise.policies.types import WaitingView
+
+
+def jain_index(shares: Sequence[float]) -> float:
+    """Jain's index: 1 when all got the same, 1/n when one of n got everything; 1 without any."""
+    squares = sum(share * share for share in shares)
+    if not squares:
+        return 1.0
+    return sum(shares) ** 2 / (len(shares) * squares)
+
 
 _PROMOTE_S = 5.0  # a guest that waited this long goes first
 SERVICE_STEP_S = 24.0  # of the engine's work for a key: less is no difference between keys

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from slotwise.policies.case import Case, View
+from slotwise.policies.slot_costs import Case, View
 from slotwise.policies.types import Reason, WaitingView
 
 

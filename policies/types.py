@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from slotwise.policies.park import NOTHING, State
 from slotwise.policies.prefix import Tokens
+from slotwise.policies.ram_cache import NOTHING, State
 
 
 class SlotId(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from slotwise.proxy.core.actions import Refuse
+from slotwise.proxy.core.events import Refuse
 
 _TYPES = {
     400: "invalid_request_error",

@@ -20,7 +20,7 @@ from slotwise.policies.params import Params
 from slotwise.proxy.api import http_protocol
 from slotwise.proxy.api.app import create_app
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.support import START_LIMIT_S, STOP_LIMIT_S, StubServer
 
 T = TypeVar("T")

@@ -248,7 +248,7 @@ class Slotwise(Process):
     """``slotwise serve`` as its own process, ready and on a port of its own."""
 
     def __init__(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
-        line = [sys.executable, "-m", "slotwise.launcher.cli", "serve"]
+        line = [sys.executable, "-m", "slotwise.launcher.cli.command", "serve"]
         super().__init__([*line, *map(str, arguments), "--port", "0"], env)
         try:
             self.url = self.wait_for_line("slotwise ready on ")

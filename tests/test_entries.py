@@ -12,33 +12,33 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = sorted(
     ".".join(("slotwise", *path.relative_to(ROOT).with_suffix("").parts))
     for package in ("bench", "launcher", "configs/grafana")
-    for path in (ROOT / package).glob("*.py")
+    for path in (ROOT / package).rglob("*.py")
     if "\nif __name__ ==" in path.read_text("utf-8")
 )
 _BAD = [  # the last word of a line is the value that is refused, the one before it the option
     *(
-        "bench.causes --live 0",
-        "bench.causes --slots 2,x",
-        "bench.causes --ctx -1",
+        "bench.run.causes --live 0",
+        "bench.run.causes --slots 2,x",
+        "bench.run.causes --ctx -1",
     ),
-    *("bench.compare titles --slots 0", "bench.compare titles --seeds none"),
-    *("bench.decide_bench --slots 0", "bench.decide_bench --rounds 1.5"),
-    "bench.demo --model huge",
+    *("bench.run.compare titles --slots 0", "bench.run.compare titles --seeds none"),
+    *("bench.cost.decide_bench --slots 0", "bench.cost.decide_bench --rounds 1.5"),
+    "bench.run.demo --model huge",
+    "bench.floor.search --minutes none",
     *(
-        "bench.fake_engine --engine http://127.0.0.1:1 -np 0",
-        "bench.fake_engine --port 65536",
+        "bench.cost.fake_engine --engine http://127.0.0.1:1 -np 0",
+        "bench.cost.fake_engine --port 65536",
     ),
-    *("bench.memory_cost --requests 0", "bench.memory_cost --tokens many"),
-    "bench.memory_other --starts 0",
+    *("bench.cost.memory_cost --requests 0", "bench.cost.memory_cost --tokens many"),
     *(
-        "bench.offline --pairs 4",
-        "bench.offline --policy [1]",
-        "bench.offline --think -1",
+        "bench.suite.offline --pairs 4",
+        "bench.suite.offline --policy [1]",
+        "bench.suite.offline --think -1",
     ),
-    *("bench.overhead --rounds 0", "bench.replay titles --sessions 0"),
-    *("bench.seeing_cost --turn 1", "bench.simulate claude_code --grid 1/2"),
-    *("bench.tokens_bench --prompts 0", "bench.waits --jsno"),
-    *("launcher.cli serve demo --port 99999", "launcher.tiny_model here --hepl"),
+    *("bench.cost.overhead --rounds 0", "bench.run.replay titles --sessions 0"),
+    "bench.sim.simulate claude_code --grid 1/2",
+    *("bench.cost.tokens_bench --prompts 0", "bench.sim.waits --jsno"),
+    *("launcher.cli.command serve demo --port 99999", "launcher.model.tiny_model here --hepl"),
     "configs.grafana.generate --hepl",
 ]
 BAD = [f"slotwise.{line}" for line in _BAD]
@@ -78,5 +78,5 @@ def test_a_bad_value_is_named_with_its_option(
 
 def test_no_entry_is_left_out() -> None:
     named = {line.split()[0] for line in BAD}
-    # what the engine takes is llama-server's own; the other takes a URL and nothing else
-    assert set(ENTRIES) - named == {"slotwise.launcher.embedded", "slotwise.bench.seeing_server"}
+    # what the engine takes is llama-server's own
+    assert set(ENTRIES) - named == {"slotwise.launcher.process.embedded"}

@@ -88,7 +88,7 @@ def test_what_is_no_code_travels_with_it(wheel: Path) -> None:
 
 
 def test_the_commands_come_from_the_wheel(environment: Path, tmp_path: Path) -> None:
-    program = "import slotwise.launcher.cli as cli; print(cli.__file__)"
+    program = "import slotwise.launcher.cli.command as cli; print(cli.__file__)"
     found = run((environment / "python", "-c", program), tmp_path)
     assert Path(found.strip()).is_relative_to(environment.parent)
     assert run((environment / "slotwise", "--version"), tmp_path).startswith("slotwise ")
@@ -115,8 +115,8 @@ def test_it_simulates_without_what_only_measuring_needs(environment: Path, tmp_p
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in MORE)
     arguments = ["simulate", str(trace), "--grid", "2/2/0", "--seeds", "1", "--cost", "tiny"]
     program = (
-        f"import sys; {blocked}; from slotwise.launcher import cli; "
-        f"sys.exit(cli.main({arguments!r}))"
+        f"import sys; {blocked}; from slotwise.launcher.cli import command; "
+        f"sys.exit(command.main({arguments!r}))"
     )
     told = run((environment / "python", "-c", program), tmp_path)
     assert "slotwise" in told

@@ -16,12 +16,11 @@ from typing import Any
 import httpx
 import orjson
 
-from slotwise.bench import engines
-from slotwise.bench.engines import Server
-from slotwise.bench.floor.shapes import workload
-from slotwise.bench.floor.simulated import Figures
-from slotwise.bench.floor.turns import CHAT, INFILL, Lane, Turn, body, message
-from slotwise.bench.served import tiny_costs
+from slotwise.bench.floor.shapes import CHAT, INFILL, Lane, Turn, body, message, workload
+from slotwise.bench.floor.table import Figures
+from slotwise.bench.run import engines
+from slotwise.bench.run.engines import Server
+from slotwise.bench.run.served import tiny_costs
 
 CTX_TOKENS = 32_768  # of each slot
 PACE_S = 0.05

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slotwise.bench import arms
-from slotwise.bench.arms import SLOTWISE
 from slotwise.bench.floor import engine, table
-from slotwise.bench.floor.named import NAMED
+from slotwise.bench.floor.known import NAMED
 from slotwise.bench.floor.shapes import workload
-from slotwise.bench.floor.simulated import BARE, Cell, Figures
-from slotwise.bench.floor.table import RULE, UNFELT_S, Result
-from slotwise.bench.report import markdown_table
-from slotwise.bench.served import Bench
+from slotwise.bench.floor.table import BARE, RULE, UNFELT_S, Cell, Figures, Result
+from slotwise.bench.run.served import Bench
+from slotwise.bench.sim import arms
+from slotwise.bench.sim.arms import SLOTWISE
+from slotwise.bench.trace.report import markdown_table
 from slotwise.policies.params import Params
 
 _SEEDS, _QUICK_SEEDS = 16, 2

@@ -27,14 +27,23 @@ from typing import NamedTuple, Self
 from rich.console import Console
 from rich.progress import Progress
 
-from slotwise.bench import cost_model
-from slotwise.bench.arms import SLOTWISE
-from slotwise.bench.command_line import between, count, parser_of
-from slotwise.bench.floor.shapes import SHAPES, workload
-from slotwise.bench.floor.simulated import BARE, RAM, Figures, as_workload, inside, pace_s, serve
-from slotwise.bench.floor.table import COSTS, SLOTS, UNFELT_S, ratio
-from slotwise.bench.floor.turns import Lane, Turn
-from slotwise.bench.report import markdown_table
+from slotwise.bench.floor.shapes import SHAPES, Lane, Turn, workload
+from slotwise.bench.floor.table import (
+    BARE,
+    COSTS,
+    RAM,
+    SLOTS,
+    UNFELT_S,
+    Figures,
+    as_workload,
+    inside,
+    pace_s,
+    ratio,
+    serve,
+)
+from slotwise.bench.sim import cost_model
+from slotwise.bench.sim.arms import SLOTWISE
+from slotwise.bench.trace.report import between, count, markdown_table, parser_of
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "floor-search.md"
 LEAST_REQUESTS = 30

@@ -18,15 +18,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slotwise.proxy.api import lanes_page
+from slotwise.proxy.api.auth import Gate
 from slotwise.proxy.api.body import ClientGoneError, read_body
 from slotwise.proxy.api.cors import Cors
-from slotwise.proxy.api.gate import Gate
-from slotwise.proxy.api.live import Live
-from slotwise.proxy.api.models_list import models_answer
-from slotwise.proxy.api.overview import overview
-from slotwise.proxy.api.relay import Relay, Services, Settings
-from slotwise.proxy.api.requests_pages import RequestsPages
-from slotwise.proxy.chat.prepare import Kind, choose_profile, parse
+from slotwise.proxy.api.generate import Relay, Services, Settings
+from slotwise.proxy.api.models import models_answer
+from slotwise.proxy.api.status import Live, RequestsPages, overview
+from slotwise.proxy.chat.request import Kind, choose_profile, parse
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError, ProxyError, internal_error, unreachable
 from slotwise.proxy.serving.driver import Driver

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from slotwise.proxy.chat.shapes import dicts, leading_system, texts
+from slotwise.proxy.chat.wire import dicts, leading_system, texts
 
 Kind = Literal["agent", "chat", "side", "summary", "count", "raw"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
-from slotwise.proxy.chat.shapes import BILLING_LINE, dicts, tool_name
+from slotwise.proxy.chat.wire import BILLING_LINE, dicts, tool_name
 
 Body = Mapping[str, Any]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from slotwise.policies.park import State
 from slotwise.policies.prefix import lcp
+from slotwise.policies.ram_cache import State
 from slotwise.policies.types import SIDE_JOB, Match, Request, Rule, SlotId, SlotView
 
 

@@ -1,26 +1,16 @@
-"""The HTTP client of one llama-server.
-
-Short JSON calls share a small pool. The server closes idle connections after 5 s, so the pool lets
-go of them before that; and the one call that still meets a dead socket is tried once more (all the
-short calls may be repeated without harm).
-
-httpx's pool does not survive cancellation: a request cancelled at the wrong moment leaves its
-connection in the pool for ever, open or never opened. So a short call runs in a task of its own,
-which nobody cancels: who waited for it leaves, it ends by itself. A generation, which must end when
-its client leaves, is no affair of the pool's (``upstream.py``).
-"""
+"""One llama-server's HTTP client."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
 
-from slotwise.proxy.engine.dial import Spare, address_of
-from slotwise.proxy.engine.upstream import CONNECT_TIMEOUT_S, NO_TLS, UpstreamStream, post
+from slotwise.proxy.engine.stream import CONNECT_TIMEOUT_S, NO_TLS, UpstreamStream, post
 from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 
 KEEPALIVE_EXPIRY_S = 3.0
@@ -46,7 +36,6 @@ class EngineClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._calls: set[asyncio.Task[httpx.Response]] = set()
         self._lingering: set[UpstreamStream] = set()
-        self._spare = Spare(address_of(self.url))
         self._short = httpx.AsyncClient(
             base_url=self.url,
             headers=self._headers,
@@ -59,7 +48,6 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the short calls and close their pool; generations are closed by their owners."""
-        self._spare.close()
         calls = set(self._calls)
         for call in calls:
             call.cancel()
@@ -104,7 +92,7 @@ class EngineClient:
 
     async def _slot_file(self, id_slot: int, action: str) -> bool:
         # The port tells the engines apart whose files lie in one directory.
-        name = f"emptied-{address_of(self.url).port}"
+        name = f"emptied-{urlsplit(self.url).port}"
         body = orjson.dumps({"filename": name})
         answer = await self.exchange("POST", f"/slots/{id_slot}?action={action}", body)
         return answer.is_success
@@ -183,11 +171,7 @@ class EngineClient:
 
     async def open(self, path: str, content: bytes) -> UpstreamStream:
         """Post a generation; returns when the engine's head is here. The caller closes it."""
-        return await post(self.url, path, self._headers, content, self._lingering, self._spare)
-
-    def expect_another(self) -> None:
-        """A generation has ended: make the connection for the next one ahead."""
-        self._spare.make()
+        return await post(self.url, path, self._headers, content, self._lingering)
 
     async def settled(self) -> None:
         """Wait until the engine has seen every hang-up, a bounded time each: what ``/slots`` says

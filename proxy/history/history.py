@@ -10,28 +10,30 @@ used. Times are seconds on the caller's clock; ``offset_s`` turns them into the 
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from slotwise.policies.attribution import Cause
 from slotwise.policies.params import Cost
 from slotwise.policies.prefix import lcp
 from slotwise.policies.types import SlotId
-from slotwise.proxy.core.actions import Action, Dispatch, Refuse
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineLost,
     Event,
     Failure,
+    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     RequestProgressed,
 )
-from slotwise.proxy.history import account
-from slotwise.proxy.history.account import Account
+from slotwise.proxy.history import record as account
 from slotwise.proxy.history.computed import (
     BLOCK_TOKENS,
     DEFAULT_MOST,
@@ -40,8 +42,67 @@ from slotwise.proxy.history.computed import (
     Prompts,
     chain,
 )
-from slotwise.proxy.history.last_hour import LastHour, Sums
-from slotwise.proxy.history.record import Displaced, Record
+from slotwise.proxy.history.record import Account, Displaced, Record
+
+SPAN_S = 3600
+_MINUTE_S = 60
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of some requests that ended."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    reported: int = 0  # of them: tokens of requests whose cached tokens the engine reported
+    bound: int = 0  # tokens that a cache which never forgets would have served
+    avoided_s: float = 0.0
+    lost_s: float = 0.0  # computing what need not have been computed
+    tokens: Counter[Cause] = field(default_factory=Counter)
+
+    def add(self, record: Record) -> None:
+        self.requests += 1
+        self.prompt_tokens += record.prompt_tokens
+        if record.cached is not None:
+            self.reported += record.prompt_tokens
+        self.bound += record.bound or 0
+        self.avoided_s += record.avoided_s
+        self.lost_s += record.lost_s()
+        self.tokens.update(record.tokens())
+
+    def join(self, other: Sums) -> None:
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.reported += other.reported
+        self.bound += other.bound
+        self.avoided_s += other.avoided_s
+        self.lost_s += other.lost_s
+        self.tokens.update(other.tokens)
+
+
+class LastHour:
+    """One profile's sums. Times are times of day (s); a minute leaves as a whole."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[int, Sums]] = deque(maxlen=SPAN_S // _MINUTE_S)
+
+    def add(self, record: Record) -> None:
+        """A request that ended at ``record.time``."""
+        minute = int(record.time // _MINUTE_S)
+        if not self._minutes or self._minutes[-1][0] < minute:
+            self._minutes.append((minute, Sums()))
+        # A clock that was set back puts it into the newest minute: nothing is lost.
+        self._minutes[-1][1].add(record)
+
+    def sums(self, time: float) -> Sums:
+        """Of the hour before ``time``."""
+        first = int(time // _MINUTE_S) - SPAN_S // _MINUTE_S
+        total = Sums()
+        for minute, sums in self._minutes:
+            if minute > first:
+                total.join(sums)
+        return total
+
 
 DEFAULT_KEEP_BYTES = 64 * 2**20
 _MOST_RECORDS = 1000
@@ -167,9 +228,9 @@ class History:
         if entry is None:
             return None
         cost = self._cost_of(entry.request.profile)
-        record = account.finished(entry, event, cost, now + self._offset_s)
+        made = account.finished(entry, event, cost, now + self._offset_s)
         self._computed(entry, len(entry.request.tokens), event.completion_tokens or 0)
-        return replace(record, took_s=now - entry.arrived)
+        return replace(made, took_s=now - entry.arrived)
 
     def _failed(self, event: RequestFailed, now: float) -> Record | None:
         entry = self._ended(event.id)
@@ -183,8 +244,8 @@ class History:
             self._displaced.pop(entry.dispatch.displaces, None)  # it is still there
         if event.failure is Failure.ENGINE_LOST:
             self._displace(event.id, Displaced("", now + self._offset_s))
-        record = account.failed(entry, event, now + self._offset_s)
-        return replace(record, took_s=now - entry.arrived)
+        made = account.failed(entry, event, now + self._offset_s)
+        return replace(made, took_s=now - entry.arrived)
 
     def _ended(self, id: str) -> Account | None:
         """Close the account of a dispatched request."""

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from slotwise.proxy.core.events import MemorySampled
-from slotwise.proxy.memory.meminfo import MemInfo, Reading
-from slotwise.proxy.memory.process_memory import family_pss_bytes, own_bytes, pss_bytes
+from slotwise.proxy.memory.meminfo import MemInfo, Reading, family_pss_bytes, own_bytes, pss_bytes
 
 log = logging.getLogger(__name__)
 

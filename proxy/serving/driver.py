@@ -10,37 +10,159 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from slotwise.policies.types import Request
-from slotwise.proxy.core.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
 from slotwise.proxy.core.events import (
+    Action,
+    AskSlots,
+    Dispatch,
     EngineLost,
     Event,
     Failure,
+    Mismatch,
+    Refuse,
     RequestArrived,
+    RequestCancelled,
     RequestFailed,
+    RequestFinished,
+    RequestProgressed,
     Tick,
+    WakeAt,
 )
-from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.memory import MemoryRules
 from slotwise.proxy.core.scheduler import Scheduler
-from slotwise.proxy.core.status import Waiting
-from slotwise.proxy.engine.asking import Pace
+from slotwise.proxy.core.snapshot import Waiting
+from slotwise.proxy.engine.pace import Pace
+from slotwise.proxy.engine.sse import Progress, Seen
+from slotwise.proxy.errors import refused
 from slotwise.proxy.history.history import DEFAULT_KEEP_BYTES, History
-from slotwise.proxy.memory.memory_desk import MemoryDesk
+from slotwise.proxy.memory.controller import MemoryDesk
 from slotwise.proxy.memory.watch import MemoryWatch
-from slotwise.proxy.serving.afterwards import Afterwards
-from slotwise.proxy.serving.engine_desk import SHUTTING_DOWN, EngineDesk
-from slotwise.proxy.serving.life import ServedProfile
-from slotwise.proxy.serving.ticket import Ticket
-from slotwise.proxy.telemetry.ledger import Ledger
+from slotwise.proxy.serving.engines import SHUTTING_DOWN, EngineDesk
+from slotwise.proxy.serving.served import ServedProfile
+from slotwise.proxy.telemetry.journal import Thinned, Writer
 from slotwise.proxy.telemetry.metrics import Metrics
-from slotwise.proxy.telemetry.thinned import Thinned, Writer
-from slotwise.proxy.tokens.tokenize import Tokenizer
+from slotwise.proxy.telemetry.request_log import Ledger
+from slotwise.proxy.tokens.tokenizer import Tokenizer
+
+
+class Ticket:
+    """Made by the driver when a request is submitted; the relay holds it until the end."""
+
+    def __init__(self, request: Request, feed: Callable[[Event], None]) -> None:
+        self.request = request
+        self.dispatch: Dispatch | None = None
+        self.lost: str | None = None  # why the engine is gone, once it is
+        self.sent = False  # the engine may have got it
+        self.ended = False
+        self.seen: Seen | None = None  # what the answer told so far, once there is one
+        self._feed = feed
+        self._refusal: Refuse | None = None
+        self._decided = asyncio.Event()
+        self._guard: asyncio.Timeout | None = None
+
+    # ------------------------------------------------------------ the driver's side
+
+    def dispatched(self, action: Dispatch) -> None:
+        self.dispatch = action
+        self._decided.set()
+
+    def refused(self, action: Refuse) -> None:
+        self._refusal = action
+        self.ended = True
+        self._decided.set()
+
+    def engine_lost(self, reason: str) -> None:
+        """The engine is gone: end now, and wake whoever waits for its bytes."""
+        self.lost = reason
+        self.failed(Failure.ENGINE_LOST)
+        if self._guard is not None and not self._guard.expired():
+            self._guard.reschedule(asyncio.get_running_loop().time())
+
+    # ------------------------------------------------------------ the relay's side
+
+    async def decided(self) -> Dispatch:
+        """Wait for the scheduler's decision; raises ``ProxyError`` when it refuses."""
+        await self._decided.wait()
+        if self._refusal is not None:
+            raise refused(self._refusal)
+        assert self.dispatch is not None
+        return self.dispatch
+
+    def guarded_by(self, guard: asyncio.Timeout | None) -> None:
+        """The time-out around the wait for the engine, so that its loss can end that wait."""
+        self._guard = guard
+
+    def progressed(self, progress: Progress) -> None:
+        if not self.ended:
+            self._feed(RequestProgressed(self.request.id, progress.processed, progress.cached))
+
+    def finished(self, seen: Seen) -> None:
+        """The engine's own end was read."""
+        self._end(
+            RequestFinished(
+                self.request.id,
+                seen.prompt_tokens,
+                seen.cached_tokens,
+                seen.completion_tokens,
+                seen.id_slot,
+                seen.prefill_s,
+                seen.decode_s,
+                seen.finish == "tool_calls",
+            )
+        )
+
+    def failed(self, failure: Failure) -> None:
+        generated = self.seen.generated if self.seen else 0
+        self._end(RequestFailed(self.request.id, failure, generated, self.sent))
+
+    def close(self) -> None:
+        """The end of the request's life; what is still open is ended. Never waits."""
+        if self.dispatch is not None:
+            self.failed(Failure.CLIENT_GONE)
+        else:
+            self._end(RequestCancelled(self.request.id))
+
+    def _end(self, event: Event) -> None:
+        if not self.ended:
+            self.ended = True
+            self._feed(event)
+
+
+LATER_S = 0.005
 
 log = logging.getLogger(__name__)
+
+
+class Afterwards:
+    """Jobs, done in the order in which they came. Where no loop runs, at once."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+
+    def add(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        if len(self._jobs) > 1:
+            return
+        try:
+            asyncio.get_running_loop().call_later(LATER_S, self.catch_up)
+        except RuntimeError:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Do all that is left: for whoever looks at what they do. An error is logged, not raised:
+        what is to be done next has no part in it."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            try:
+                job()
+            except Exception:
+                log.exception("noting what happened")
+
 
 _TIMER_SLACK_S = 0.001  # timers may fire a tick of the loop's clock early
 

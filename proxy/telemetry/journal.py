@@ -20,19 +20,102 @@ import os
 import queue
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import orjson
 from pydantic import TypeAdapter
 
 from slotwise.policies.prefix import EMPTY, Tokens, lcp
 from slotwise.policies.types import Request, Section
-from slotwise.proxy.core.actions import Action
-from slotwise.proxy.core.events import Event, RequestArrived
-from slotwise.proxy.telemetry.own_file import end_thread, open_own
+from slotwise.proxy.core.events import Action, Event, MemorySampled, RequestArrived
+
+_OWNER = 0o600
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """A descriptor for writing; only the owner may read the file. Raises ``OSError``.
+
+    ``flags``: beside O_WRONLY and O_CREAT, such as O_APPEND.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, _OWNER)
+    os.fchmod(descriptor, _OWNER)  # a file that was there keeps its mode otherwise
+    return descriptor
+
+
+def end_thread(thread: threading.Thread, pending: queue.Queue[Any], limit_s: float) -> None:
+    """Let a thread that ends on None write what is pending; takes twice ``limit_s`` at most.
+
+    May be called twice.
+    """
+    if not thread.is_alive():
+        return
+    try:
+        pending.put(None, timeout=limit_s)
+    except queue.Full:
+        return  # a disk that hangs: the thread ends with the process
+    thread.join(limit_s)
+
+
+_ONE_EVERY_S = 60.0
+_Sampled = tuple[float, MemorySampled]
+
+
+class Writer(Protocol):
+    """What a journal is to whoever writes."""
+
+    def write(self, now: float, event: Event, actions: Sequence[Action]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Thinned:
+    """Passes entries on to ``journal``, but for the samples that nobody misses.
+
+    ``calm``: whether the sample that was just taken is forgotten with the next: it was read, it is
+    not counted as low, and nobody waits for memory.
+    """
+
+    def __init__(self, journal: Writer, calm: Callable[[], bool]) -> None:
+        self._journal = journal
+        self._calm = calm
+        self._written: _Sampled | None = None  # the last entry written, while it is a calm sample
+        self._held: _Sampled | None = None  # the calm sample after it
+
+    def write(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        """Note one ``handle`` call; never blocks and never raises."""
+        calm = isinstance(event, MemorySampled) and not actions and self._calm()
+        if not calm or not isinstance(event, MemorySampled):
+            self._let_go()
+            self._journal.write(now, event, actions)
+            self._written = None
+        elif self._written is None or not _alike(self._held or self._written, event):
+            self._let_go()
+            self._journal.write(now, event, actions)
+            self._written = now, event
+        else:
+            self._held = now, event
+            if now - self._written[0] >= _ONE_EVERY_S:
+                self._let_go()
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._let_go()
+        self._journal.close()
+
+    def _let_go(self) -> None:
+        """Write the sample that was held back."""
+        if self._held is not None:
+            self._journal.write(*self._held, [])
+            self._written, self._held = self._held, None
+
+
+def _alike(before: _Sampled, event: MemorySampled) -> bool:
+    """Whether both tell of the same engines: what one took is kept from the last that told it."""
+    return {name for name, _ in before[1].grown} == {name for name, _ in event.grown}
+
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What passes the driver, counted: every series on ``/metrics`` but those an engine has itself.
 
 A request is served first and counted later: what happens is noted, and counted together with
-others. Label values come from fixed sets, see ``label_sets``.
+others. Label values come from fixed sets, see ``series``.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from prometheus_client import CollectorRegistry
 
 from slotwise.policies.attribution import NO_SECTION, RECOMPUTED, SECTIONS, Cause
 from slotwise.policies.types import Reason, Rule, SlotId
-from slotwise.proxy.core.actions import Action, Dispatch, HoldEnded, Mismatch, Refuse
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineLost,
     EngineReady,
     Event,
+    HoldEnded,
+    Mismatch,
+    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
     SlotsReported,
 )
-from slotwise.proxy.core.standing import Standing
-from slotwise.proxy.core.status import SlotStatus, Waiting
+from slotwise.proxy.core.snapshot import SlotStatus, Standing, Waiting
 from slotwise.proxy.history.record import Record
-from slotwise.proxy.telemetry import exposition, label_sets, rule_series
+from slotwise.proxy.telemetry import engine_metrics, request_metrics, series
 from slotwise.proxy.telemetry.engine_metrics import EngineMetrics
-from slotwise.proxy.telemetry.label_sets import RESTART_REASONS, UNKNOWN
-from slotwise.proxy.telemetry.memory_series import MemorySeries
-from slotwise.proxy.telemetry.request_series import RequestSeries
-from slotwise.proxy.telemetry.series import Series
+from slotwise.proxy.telemetry.memory_metrics import MemorySeries
+from slotwise.proxy.telemetry.request_metrics import RequestSeries
+from slotwise.proxy.telemetry.series import RESTART_REASONS, UNKNOWN, Series
 
 _AT_ONCE = 256  # noted, at most; a request has about eight
 P = ParamSpec("P")
@@ -188,17 +190,17 @@ class Metrics:
             # A slot whose end is not proven may still be at work, and takes nobody: busy.
             self._show_slot(status.slot, status.state != "idle", status.resident)
         for one in standings:
-            rule_series.show(self._series, one)
+            series.show(self._series, one)
 
     def exposition(self) -> tuple[bytes, str]:
         """The body and content type of a ``/metrics`` answer, at once."""
         self.count()
-        return b"".join(exposition.families(self._registry)), exposition.CONTENT_TYPE
+        return b"".join(engine_metrics.families(self._registry)), engine_metrics.CONTENT_TYPE
 
     async def exposition_in_turns(self) -> tuple[bytes, str]:
         """The same, with a turn for whoever else is served after each family."""
         self.count()
-        return await exposition.in_turns(self._registry), exposition.CONTENT_TYPE
+        return await engine_metrics.in_turns(self._registry), engine_metrics.CONTENT_TYPE
 
     # ------------------------------------------------------------ the parts
 
@@ -209,14 +211,14 @@ class Metrics:
             case Refuse():
                 self._requests.refused(action)
             case HoldEnded():
-                rule_series.hold_ended(self._series, action)
+                request_metrics.hold_ended(self._series, action)
             case Mismatch() if _is_about_pins(event, action):
                 self._series.pin_mismatches.labels(action.slot.engine).inc()
 
     def _engine_ready(self, event: EngineReady) -> None:
         self._requests.slots[event.engine] = len(event.windows)
         self.engine_state(event.engine, up=True)
-        label_sets.of_engine(self._series, event)
+        series.of_engine(self._series, event)
 
     def _show_slot(self, slot: SlotId, busy: bool, resident: int) -> None:
         self._series.slot_busy.labels(slot.engine, slot.id_slot).set(int(busy))
@@ -231,7 +233,7 @@ class Metrics:
 
     def _start_at_zero(self) -> None:
         for profile in self._profiles:
-            label_sets.of_profile(self._series, profile)
+            series.of_profile(self._series, profile)
             self.tokens_local(profile, tokenizer=False, template=False)
         self._build_info("")
 

@@ -17,6 +17,90 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from slotwise.policies.attribution import RECOMPUTED, SECTIONS
+from slotwise.policies.order import Promotion
+from slotwise.policies.regret import Obstacle
+from slotwise.policies.types import Reason, Rule
+from slotwise.proxy.chat.normalize import PARTS
+from slotwise.proxy.core.events import EngineReady, HoldResult, HomeWait
+from slotwise.proxy.core.snapshot import SessionState, Standing
+
+UNKNOWN = "unknown"
+RESTART_REASONS = (
+    "exited",
+    "hung",
+    "silent",
+    "not_started",
+    "not_ready",
+    "refused",
+    "unloaded",
+    "other",
+)
+_SOURCES = ("cached", "evaluated", UNKNOWN)
+_PINNED_RULES = (Rule.HOME, Rule.BRANCH, Rule.SESSION, Rule.GUEST, Rule.NEW, Rule.AFFINITY)
+_PLACED_CODES = (200, 499)  # 499: the client left
+_NEVER_PLACED_CODES = (400, 429, 499, 503)
+
+
+def of_profile(series: Series, profile: str) -> None:
+    """All of a profile, whatever its engines are."""
+    series.expected_cached_tokens.labels(profile)
+    series.reuse_bound_tokens.labels(profile)
+    series.prefill_seconds_avoided.labels(profile)
+    _rules_of_profile(series, profile)
+    for part in PARTS:
+        series.normalized.labels(profile, part)
+    for cause in RECOMPUTED:
+        for section in SECTIONS:
+            series.recomputed_tokens.labels(profile, cause, section)
+    for code in _NEVER_PLACED_CODES:
+        series.requests.labels(profile, Rule.NONE, code)
+    for rule in (*_PINNED_RULES, Rule.UNPINNED):
+        for code in _PLACED_CODES:
+            series.requests.labels(profile, rule, code)
+        series.time_to_first_token.labels(profile, rule)
+    for reason in Reason:
+        series.queue_wait.labels(profile, reason)
+        series.waiting.labels(profile, reason)
+
+
+def _rules_of_profile(series: Series, profile: str) -> None:
+    """Those of the scheduling rules."""
+    series.time_per_output_token.labels(profile)
+    show(series, Standing(profile, 0.0, 1.0, dict.fromkeys(SessionState, 0)))
+    for obstacle in Obstacle:
+        series.regret_seconds.labels(profile, obstacle)
+    for hold in HoldResult:
+        series.hold_seconds.labels(profile, hold)
+    for wait in HomeWait:
+        series.home_waits.labels(profile, wait)
+    for promotion in Promotion:
+        series.promotions.labels(profile, promotion)
+
+
+def show(series: Series, one: Standing) -> None:
+    """Where a profile stands now."""
+    series.working_set_ratio.labels(one.profile).set(one.working_set)
+    series.fairness.labels(one.profile).set(one.fairness)
+    for state, count in one.sessions.items():
+        series.sessions.labels(one.profile, state).set(count)
+
+
+def of_engine(series: Series, event: EngineReady) -> None:
+    """All of an engine, now that its slots are known."""
+    engine = event.engine
+    series.pin_mismatches.labels(engine)
+    series.engine_lru_selections.labels(engine)
+    for reason in RESTART_REASONS:
+        series.engine_restarts.labels(engine, reason)
+    rules = _PINNED_RULES if event.pins else (Rule.UNPINNED,)
+    slots = [str(id_slot) for id_slot in range(len(event.windows))]
+    for slot in slots if event.pins else [*slots, UNKNOWN]:
+        for rule in rules:
+            for source in _SOURCES:
+                series.prompt_tokens.labels(event.profile, engine, slot, rule, source)
+
+
 # a timestamp beside every counter would double the series
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

@@ -19,17 +19,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.proxy.chat.prepare import Prepared
+from slotwise.proxy.chat.request import Prepared
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import UpstreamError
 from slotwise.proxy.tokens.encoders import EncoderGoneError, Source
 from slotwise.proxy.tokens.fim import FIM_TEXTS, FimTokens, Pieces, compose, files_content
-from slotwise.proxy.tokens.knowledge import Knowledge
 from slotwise.proxy.tokens.local_encoder import UnsupportedError
 from slotwise.proxy.tokens.prompt_encoder import OFF_LOOP_CHARS, PromptEncoder
-from slotwise.proxy.tokens.proof import edges_of
 from slotwise.proxy.tokens.segments import Cuts
-from slotwise.proxy.tokens.text_tokens import packed, text_tokens
+from slotwise.proxy.tokens.verification import Knowledge, edges_of, packed, text_tokens
 
 Content = str | list[str | int]
 

@@ -12,11 +12,10 @@ import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from slotwise.proxy.tokens.ascii_words import AsciiWords
 from slotwise.proxy.tokens.segments import Cuts
 from slotwise.proxy.tokens.vocabulary import TokenType, Vocabulary
 
@@ -98,21 +97,11 @@ class UnsupportedError(Exception):
     """No local tokenizer can be built; the text says why."""
 
 
-class Encoder(Protocol):
-    """Encodes segments: texts between clean special tokens."""
-
-    cuts: Cuts
-
-    def encode(self, segments: Sequence[str]) -> list[bytes]:
-        """Packed ids of each; may run in a thread."""
-
-
 class LocalEncoder:
     """The library's tokenizer behind the engine's own handling of special tokens.
 
     ``escape``: spaces become ▁ as SPM has them; ``space_first``: one is put before each text that
-    begins a prompt or follows a special token, clean or tangled, as SPM may do. ``expression``: the
-    one by which a byte-level vocabulary cuts texts into words.
+    begins a prompt or follows a special token, clean or tangled, as SPM may do.
     """
 
     def __init__(
@@ -122,22 +111,11 @@ class LocalEncoder:
         *,
         escape: bool = False,
         space_first: bool = False,
-        expression: str | None = None,
     ) -> None:
         self.cuts = cuts
-        self._expression = expression
-        self._words: AsciiWords | None = None
         self._tokenizer = tokenizer
         self._escape = escape
         self._space_first = space_first
-
-    def learn_words(self) -> None:
-        """Remember the words of ASCII texts from now on: for one thread, and short texts."""
-        if self._expression is not None:
-            self._words = AsciiWords(self._expression, self._ids_of_word)
-
-    def _ids_of_word(self, word: str) -> list[int]:
-        return [token.id for token in self._tokenizer.model.tokenize(word)]
 
     @property
     def tokens(self) -> int:
@@ -145,18 +123,6 @@ class LocalEncoder:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, segments: Sequence[str]) -> list[bytes]:
-        if self._words is None:
-            return self._encoded(segments)
-        by_words = [self._by_words(self._words, segment) for segment in segments]
-        others = [s for s, packed in zip(segments, by_words, strict=True) if packed is None]
-        encoded = iter(self._encoded(others) if others else ())
-        return [next(encoded) if packed is None else packed for packed in by_words]
-
-    def _by_words(self, words: AsciiWords, segment: str) -> bytes | None:
-        tangled = any(special in segment for special, _ in self.cuts.tangled)
-        return None if tangled else words.encode(segment)
-
-    def _encoded(self, segments: Sequence[str]) -> list[bytes]:
         split = [self.cuts.fragments(segment) for segment in segments]
         texts = [self._text(part) for parts in split for part in parts if isinstance(part, str)]
         # Without offsets: they cost as much as the merges.
@@ -192,9 +158,7 @@ def from_vocabulary(vocabulary: Vocabulary) -> LocalEncoder:
     if not cuts.certain:
         raise UnsupportedError("special tokens of equal length overlap")
     if vocabulary.model == "gpt2":
-        tokenizer = _byte_level(vocabulary)
-        (first, *others), _ = SPLITS[vocabulary.pre]
-        return LocalEncoder(tokenizer, cuts, expression=None if others else first)
+        return LocalEncoder(_byte_level(vocabulary), cuts)
     if vocabulary.model == "gemma4":
         return LocalEncoder(_merged_utf8(vocabulary), cuts, escape=True)
     if vocabulary.model == "llama":

@@ -7,15 +7,288 @@ by content (a prompt put together anew from known parts pays for hashing them), 
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Generic, TypeVar
 
 from slotwise.policies.prefix import Tokens, lcp
 from slotwise.proxy.tokens.encoders import Encoder
-from slotwise.proxy.tokens.known_prompts import Mapped, SegmentCache, Trail, Trails, content_key
 from slotwise.proxy.tokens.segments import Cuts, Piece
+
+V = TypeVar("V")
+
+
+class RecentlyUsed(Generic[V]):
+    """Values by digest; the least recently used make room. ``cost_bytes``: what one takes."""
+
+    def __init__(self, max_bytes: int, cost_bytes: Callable[[V], int]) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._cost_bytes = cost_bytes
+        self._entries: OrderedDict[bytes, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> V | None:
+        """None: it is not kept."""
+        value = self._entries.get(key)
+        if value is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return value
+
+    def put(self, key: bytes, value: V) -> None:
+        """Keep it, unless it is kept already or takes more than there is room for."""
+        cost = self._cost_bytes(value)
+        if key in self._entries or cost > self.max_bytes:
+            return
+        self._entries[key] = value
+        self.size_bytes += cost
+        while self.size_bytes > self.max_bytes:
+            self.size_bytes -= self._cost_bytes(self._entries.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.size_bytes = 0
+
+
+T = TypeVar("T")
+
+
+class _Node(Generic[T]):
+    """The end of what all texts below have in common; ``label``: what it adds to its parent's."""
+
+    __slots__ = ("below", "label", "parent", "value")
+
+    def __init__(self, label: str, parent: _Node[T] | None) -> None:
+        self.label = label
+        self.parent = parent
+        self.below: dict[str, _Node[T]] = {}  # by the first character of their labels
+        self.value: T | None = None  # of the text that ends here
+
+
+class PrefixTree(Generic[T]):
+    """Values (hashable, each of one text) by texts."""
+
+    def __init__(self) -> None:
+        self._root: _Node[T] = _Node("", None)
+        self._nodes: dict[T, _Node[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def longest(self, text: str) -> T | None:
+        """The value of the longest text with which this one begins. None: there is none."""
+        node, at = self._root, 0
+        found = node.value
+        while at < len(text):
+            below = node.below.get(text[at])
+            if below is None or not text.startswith(below.label, at):
+                break
+            node, at = below, at + len(below.label)
+            if node.value is not None:
+                found = node.value
+        return found
+
+    def put(self, text: str, value: T) -> T | None:
+        """Returns the value that this text had before, which is gone."""
+        node = self._node_of(text)
+        before = node.value
+        if before is not None:
+            del self._nodes[before]
+        node.value = value
+        self._nodes[value] = node
+        return before
+
+    def drop(self, value: T) -> None:
+        """Forget a value and its text; one that is not there is no fault."""
+        node = self._nodes.pop(value, None)
+        if node is None:
+            return
+        node.value = None
+        parent = node.parent
+        if not node.below and parent is not None:
+            del parent.below[node.label[0]]
+            node = parent
+        _join(node)
+
+    def _node_of(self, text: str) -> _Node[T]:
+        node, at = self._root, 0
+        while at < len(text):
+            below = node.below.get(text[at])
+            if below is None:
+                below = node.below[text[at]] = _Node(text[at:], node)
+            elif not text.startswith(below.label, at):
+                below = _part(below, _common(below.label, text, at))
+            node, at = below, at + len(below.label)
+        return node
+
+
+def _part(node: _Node[T], chars: int) -> _Node[T]:
+    """A node between this one and its parent, with the first ``chars`` of its label."""
+    parent = node.parent
+    assert parent is not None
+    upper: _Node[T] = _Node(node.label[:chars], parent)
+    parent.below[upper.label[0]] = upper
+    node.label, node.parent = node.label[chars:], upper
+    upper.below[node.label[0]] = node
+    return upper
+
+
+def _join(node: _Node[T]) -> None:
+    """A node that ends no text and parts none goes up in the one below it."""
+    parent = node.parent
+    if parent is None or node.value is not None or len(node.below) != 1:
+        return
+    (below,) = node.below.values()
+    below.label, below.parent = node.label + below.label, parent
+    parent.below[below.label[0]] = below
+
+
+def _common(label: str, text: str, at: int) -> int:
+    """How many characters they share, at least the first: halves are compared in C."""
+    low, high = 1, min(len(label), len(text) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(label[low:middle], at + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+DEFAULT_SEGMENT_BYTES = 64 * 2**20
+DEFAULT_TRAIL_BYTES = 64 * 2**20
+_ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
+_MOST_TRAILS = 256
+
+
+class SegmentCache(RecentlyUsed[bytes]):
+    """Packed ids of segments by content, those used last, within ``max_bytes``."""
+
+    def __init__(self, max_bytes: int = DEFAULT_SEGMENT_BYTES) -> None:
+        super().__init__(max_bytes, lambda packed: len(packed) + _ENTRY_BYTES)
+
+
+def content_key(salt: bytes, segment: str) -> bytes:
+    """What a segment is kept under. ``salt``: names the tokenizer, at most 64 bytes."""
+    content = segment.encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=16, key=salt).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A text, its tokens, and the places where both meet: its begin, and the end of each piece."""
+
+    text: str
+    ends: list[int]  # characters; ends[0] == 0
+    positions: list[int]  # tokens before that place; the first: what the engine puts in front
+    cuts: list[int]  # indices into ``ends``: the pieces ending there are special tokens
+    tokens: Tokens
+    places: dict[int, int] = field(default_factory=dict)  # inside pieces: characters -> tokens
+
+    @property
+    def stable(self) -> int:
+        """Index of the last end that stays one however the text goes on.
+
+        The last piece, unless it is a special token, may go on in the next prompt.
+        """
+        last = len(self.ends) - 1
+        return last if self.cuts and self.cuts[-1] == last else last - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """A known prompt up to the last place where it is cut whatever follows."""
+
+    chars: int  # of the prompt's text up to there
+    ends: list[int]
+    positions: list[int]
+    cuts: list[int]
+    tokens: Tokens  # of the whole prompt; shared with whoever asked
+    places: dict[int, int]  # inside pieces of the head: characters -> tokens
+    size_bytes: int
+
+
+class Trails:
+    """The prompts seen last, within ``max_bytes``.
+
+    A prompt that goes on from one takes its place: that one's segments are still kept.
+    """
+
+    def __init__(self, max_bytes: int = DEFAULT_TRAIL_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self._trails: OrderedDict[int, tuple[bytes, Trail]] = OrderedDict()
+        self._heads: dict[bytes, PrefixTree[int]] = {}  # by owner: text -> number
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._trails)
+
+    def longest(self, salt: bytes, text: str) -> tuple[int, Trail] | None:
+        """The longest one with which this text begins, and its number."""
+        heads = self._heads.get(salt)
+        number = heads.longest(text) if heads is not None else None
+        if number is None:
+            return None
+        self._trails.move_to_end(number)
+        return number, self._trails[number][1]
+
+    def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
+        last = mapped.stable
+        if last < 1 or len(mapped.text) > self.max_bytes:
+            return
+        head = mapped.text[: mapped.ends[last]]
+        trail = Trail(
+            chars=len(head),
+            ends=mapped.ends[: last + 1],
+            positions=mapped.positions[: last + 1],
+            cuts=mapped.cuts,
+            tokens=mapped.tokens,
+            places=mapped.places,
+            size_bytes=sys.getsizeof(head)
+            + len(mapped.tokens.packed) * 17 // 16
+            + 100 * len(mapped.ends)
+            + _ENTRY_BYTES,
+        )
+        if instead_of is not None:
+            self._drop(instead_of)
+        same = self._heads.setdefault(salt, PrefixTree()).put(head, self._next)
+        if same is not None:
+            self._drop(same)
+        self._trails[self._next] = salt, trail
+        self._next += 1
+        self.size_bytes += trail.size_bytes
+        while self.size_bytes > self.max_bytes or len(self._trails) > _MOST_TRAILS:
+            self._drop(next(iter(self._trails)))
+
+    def clear(self) -> None:
+        self._trails.clear()
+        self._heads.clear()
+        self.size_bytes = 0
+
+    def _drop(self, number: int) -> None:
+        dropped = self._trails.pop(number, None)
+        if dropped is None:
+            return
+        salt, trail = dropped
+        self.size_bytes -= trail.size_bytes
+        heads = self._heads[salt]
+        heads.drop(number)
+        if not len(heads):
+            del self._heads[salt]
+
 
 OFF_LOOP_CHARS = 256 * 1024
 """A text longer than this, new, is cut in a thread, so that other streams keep flowing."""

@@ -8,11 +8,10 @@ from typing import Any
 
 import orjson
 
-from slotwise.bench import arms, cost_model
-from slotwise.bench.sim_rows import Shape
-from slotwise.bench.sim_workload import Recorded, Workload, closed_loop
-from slotwise.bench.simulation import Run
-from slotwise.bench.simulation import simulate as simulated
+from slotwise.bench.sim import arms, cost_model
+from slotwise.bench.sim.load import Recorded, Shape, Workload, closed_loop
+from slotwise.bench.sim.simulation import Run
+from slotwise.bench.sim.simulation import simulate as simulated
 from slotwise.policies.params import Params
 
 EVIDENCE = cost_model.load("evidence")

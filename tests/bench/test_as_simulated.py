@@ -8,10 +8,12 @@ from itertools import count
 import pytest
 from rich.console import Console
 
-from slotwise.bench import as_simulated, engines, workload
-from slotwise.bench.as_simulated import Prompts
-from slotwise.bench.scripts import Wanted, of_calls
-from slotwise.bench.served import Bench
+from slotwise.bench.run import engines
+from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.served import Bench
+from slotwise.bench.suite import calibrate
+from slotwise.bench.suite.calibrate import Prompts
+from slotwise.bench.trace import workload
 from slotwise.policies.prefix import lcp, pack
 
 ENGINE = importlib.util.find_spec("xllamacpp")
@@ -25,7 +27,7 @@ def test_what_is_replayed_is_simulated_token_by_token() -> None:
     prompts = {first.id: pack(range(50)), second.id: pack(range(90))}
     known = Prompts(prompts, {first.id: 40, second.id: 40})
     more = count(1)
-    made = as_simulated.as_workload(script, known, 0.5, lambda: next(more) / 1000)
+    made = calibrate.as_workload(script, known, 0.5, lambda: next(more) / 1000)
     asks = made.sessions[0]
     assert [ask.row.prompt for ask in asks] == list(prompts.values())
     assert [(ask.row.turns, ask.row.first_user_end) for ask in asks] == [(1, 40), (2, 40)]
@@ -37,7 +39,7 @@ def test_what_is_replayed_is_simulated_token_by_token() -> None:
 
 def test_strangers_are_as_long_and_share_nothing() -> None:
     one, other = pack(range(50)), pack(range(90))
-    apart = as_simulated.strangers({"a": one, "b": other}).tokens
+    apart = calibrate.strangers({"a": one, "b": other}).tokens
     assert [len(apart["a"]), len(apart["b"])] == [50, 90]
     assert lcp(apart["a"], apart["b"]) == lcp(apart["a"], one) == 0
     assert apart["a"].ids()[1:] == one.ids()[1:]
@@ -48,6 +50,6 @@ def test_a_head_ends_with_the_first_user_turn_and_not_with_the_answers_beginning
     bench = Bench(engines.tiny_model(), ctx=4096, console=Console(stderr=True, quiet=True))
     script = of_calls(list(workload.conversation("a", 2, 10, 5)), Wanted(order="file"))
     first, second = script.sessions[0]
-    known = as_simulated.prompts(bench, script)
+    known = calibrate.prompts(bench, script)
     assert known.heads[first.id] == known.heads[second.id] < len(known.tokens[first.id])
     assert lcp(known.tokens[first.id], known.tokens[second.id]) >= known.heads[first.id]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotwise.bench import bounds
-from slotwise.bench.rows import Row
+from slotwise.bench.sim import bounds
+from slotwise.bench.trace.rows import Row
 from slotwise.policies.prefix import Tokens, lcp, pack
 
 

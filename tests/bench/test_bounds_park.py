@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from slotwise.bench import bounds
-from slotwise.bench.rows import Row
+from slotwise.bench.sim import bounds
+from slotwise.bench.trace.rows import Row
 from slotwise.policies.prefix import BLOCK_TOKENS, pack
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slotwise.bench import causes, engines
-from slotwise.bench.causes import ViolationError, check, check_all, row
-from slotwise.bench.client import Answer
+from slotwise.bench.run import causes, engines
+from slotwise.bench.run.causes import ViolationError, check, check_all, row
+from slotwise.bench.run.client import Answer
 
 ANSWER = Answer(prompt_tokens=100, cached_tokens=40)
 
@@ -78,7 +78,7 @@ def test_a_violation_ends_the_command_with_status_1(
     assert causes.main(["titles", "--slots", "2"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "slotwise.bench.causes: titles, 2 slots, call 0 (req-1): 105 tokens by cause" in err
+    assert "slotwise.bench.run.causes: titles, 2 slots, call 0 (req-1): 105 tokens by cause" in err
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("xllamacpp"), reason="no engine (xllamacpp)")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.bench.command_line import count, counts, mapping, pairs, port, seconds, url
+from slotwise.bench.trace.report import count, counts, mapping, pairs, port, seconds, url
 
 
 @pytest.mark.parametrize(

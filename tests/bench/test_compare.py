@@ -8,9 +8,9 @@ import importlib.util
 import pytest
 from rich.console import Console
 
-from slotwise.bench import client, compare, engines
-from slotwise.bench.compare import Arm, Plan, measure
-from slotwise.bench.workload import conversation, conversations_with_titles, interleave
+from slotwise.bench.run import client, compare, engines
+from slotwise.bench.run.compare import Arm, Plan, measure
+from slotwise.bench.trace.workload import conversation, conversations_with_titles, interleave
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from slotwise.bench.decide_bench import NAIVE, Situation, Size, measure, naive_lcp
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import Tick
+from slotwise.bench.cost.decide_bench import NAIVE, Situation, Size, measure, naive_lcp
+from slotwise.proxy.core.events import Dispatch, Tick
 
 
 def test_the_timed_situation_has_all_slots_at_work_and_a_full_queue() -> None:

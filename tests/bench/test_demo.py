@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from slotwise.bench import demo, demo_calls
-from slotwise.bench.client import Answer
-from slotwise.bench.demo import Result, verdict
+from slotwise.bench.run import demo
+from slotwise.bench.run.client import Answer
+from slotwise.bench.run.demo import Result, verdict
 
 
 def result(name: str, cached: int) -> Result:
@@ -22,7 +22,7 @@ def said(without: int, with_cache: int, ours: int) -> str:
 
 
 def test_each_turn_extends_the_one_before_and_shares_only_the_head_with_the_other() -> None:
-    moments = demo_calls.moments()
+    moments = demo.moments()
     turns = {call.session: call.messages for group in moments for call in group}
     assert turns["A turn 2"][:-2] == turns["A turn 1"]
     assert turns["A turn 1"][0] == turns["B turn 1"][0]
@@ -30,7 +30,7 @@ def test_each_turn_extends_the_one_before_and_shares_only_the_head_with_the_othe
 
 
 def test_a_title_job_goes_out_with_the_turn_it_names() -> None:
-    groups = [group for group in demo_calls.moments() if len(group) > 1]
+    groups = [group for group in demo.moments() if len(group) > 1]
     assert len(groups) == 6
     for turn, title in groups:
         assert title.session.endswith(turn.session[0])

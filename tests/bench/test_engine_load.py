@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench import arms, cost_model
-from slotwise.bench.cost_model import CostModel, Outside
-from slotwise.bench.engine_jobs import EngineSetup
-from slotwise.bench.engine_model import EngineModel
-from slotwise.bench.rows import Row
-from slotwise.bench.sim_workload import Ask, Workload
-from slotwise.bench.simulation import Run, simulate
+from slotwise.bench.sim import arms, cost_model
+from slotwise.bench.sim.cost_model import CostModel, Outside
+from slotwise.bench.sim.engine import EngineModel, EngineSetup
+from slotwise.bench.sim.load import Ask, Workload
+from slotwise.bench.sim.simulation import Run, simulate
+from slotwise.bench.trace.rows import Row
 from slotwise.policies.params import Params
 from tests.bench.test_engine_model import PLAIN, ids, job, serve
 

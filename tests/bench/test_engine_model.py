@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench import cost_model
-from slotwise.bench.cost_model import CostError, CostModel
-from slotwise.bench.engine_jobs import EngineSetup, Job
-from slotwise.bench.engine_model import EngineMisuseError, EngineModel
-from slotwise.bench.ram_cache import RamCache
-from slotwise.bench.rows import Row
+from slotwise.bench.sim import cost_model
+from slotwise.bench.sim.cost_model import CostError, CostModel
+from slotwise.bench.sim.engine import EngineMisuseError, EngineModel, EngineSetup, Job, RamCache
+from slotwise.bench.trace.rows import Row
 from slotwise.policies.prefix import EMPTY, Tokens, pack
 
 # A published prefill of 23,581 tokens on GB10: tokens done, seconds.

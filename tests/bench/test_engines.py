@@ -7,13 +7,13 @@ from pathlib import Path
 
 import psutil
 
-from slotwise.bench import engines
+from slotwise.bench.run import engines
 from tests.support import Process, wait_until
 
 # a benchmark in the midst of its work; argv: the server's script, its port, a temporary folder
 BENCHMARK = """
 import sys, tempfile, time
-from slotwise.bench import engines
+from slotwise.bench.run import engines
 tempfile.tempdir = sys.argv.pop()
 with engines.running([sys.executable, *sys.argv[1:]], int(sys.argv[2])) as server:
     print("measures", server.pid, flush=True)

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.bench import suite
-from slotwise.bench.arms import SLOTWISE
 from slotwise.bench.floor import report, search, table
-from slotwise.bench.floor.named import NAMED, PINNED_SEEDS, Named
+from slotwise.bench.floor.known import NAMED, PINNED_SEEDS, WORST, Named, Worst
 from slotwise.bench.floor.search import LEAST_REQUESTS, Case, Found
-from slotwise.bench.floor.simulated import BARE, Cell, Figures, run_cell
-from slotwise.bench.floor.table import Result, breaches
-from slotwise.bench.floor.worst import WORST, Worst
-from slotwise.launcher import cli
+from slotwise.bench.floor.table import BARE, Cell, Figures, Result, breaches, run_cell
+from slotwise.bench.sim.arms import SLOTWISE
+from slotwise.bench.suite import suite
+from slotwise.launcher.cli import command
 
 QUICK = table.cells(slots=(4,), rams=("none",))
 
@@ -169,7 +167,7 @@ def test_an_ablation_names_the_switch_that_mends_a_cell_and_the_one_that_breaks_
 
 def test_ablate_goes_with_the_floor_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "floor" in suite.SUITE
-    assert cli.main(["bench", "--only", "titles", "--ablate"]) == 2
+    assert command.main(["bench", "--only", "titles", "--ablate"]) == 2
     assert "--ablate goes with --only floor" in capsys.readouterr().err
 
 

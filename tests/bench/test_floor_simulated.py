@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench import cost_model
-from slotwise.bench.floor.shapes import SHAPES, workload
-from slotwise.bench.floor.simulated import Cell, as_workload, park_tokens, run_cell
-from slotwise.bench.floor.turns import Turn, body, message
+from slotwise.bench.floor.shapes import SHAPES, Turn, body, message, workload
+from slotwise.bench.floor.table import Cell, as_workload, park_tokens, run_cell
+from slotwise.bench.sim import cost_model
 from slotwise.policies.prefix import lcp
 
 PACE = 2.0

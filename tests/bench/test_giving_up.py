@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from slotwise.bench import arms
-from slotwise.bench.engine_jobs import EngineSetup, Job
-from slotwise.bench.engine_model import EngineModel
-from slotwise.bench.sim_workload import Ask, Workload
-from slotwise.bench.simulation import Run, simulate
+from slotwise.bench.sim import arms
+from slotwise.bench.sim.engine import EngineModel, EngineSetup, Job
+from slotwise.bench.sim.load import Ask, Workload
+from slotwise.bench.sim.simulation import Run, simulate
 from tests.bench.sim_world import EVIDENCE, PARAMS
 from tests.bench.test_engine_model import PLAIN, ids, job, serve
 

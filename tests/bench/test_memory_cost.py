@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slotwise.bench import engines
-from slotwise.bench.memory_cost import MIB, Cost, Outcome, measure
+from slotwise.bench.cost.memory_cost import MIB, Cost, Outcome, measure
+from slotwise.bench.run import engines
 
 
 def test_on_the_real_engine_no_request_costs_more_than_it_reserved() -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench import bounds, offline, trace
-from slotwise.bench.offline import Slot, Slotwise, llama_server, longest_prefix, session_pin
-from slotwise.bench.rows import Row, total
+from slotwise.bench.sim import bounds
+from slotwise.bench.suite import offline
+from slotwise.bench.suite.offline import (
+    Slot,
+    Slotwise,
+    llama_server,
+    longest_prefix,
+    session_pin,
+)
+from slotwise.bench.trace import trace
+from slotwise.bench.trace.rows import Row, total
 from slotwise.policies.params import Params
 from slotwise.policies.prefix import pack
 

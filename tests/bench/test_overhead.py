@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from slotwise.bench import overhead, overhead_arms
-from slotwise.bench.fake_engine import FakeEngine
-from slotwise.bench.overhead_arms import Arm
-from slotwise.bench.overhead_load import CHAT, LAST_CHUNK, LoadError, Talker, post, streams
-from slotwise.bench.overhead_report import DIRECT, LONG, NGINX, SHORT, Figures, report, verdicts
+from slotwise.bench.cost import overhead
+from slotwise.bench.cost.fake_engine import FakeEngine
+from slotwise.bench.cost.overhead import DIRECT, LONG, NGINX, SHORT, Arm, Figures, report, verdicts
+from slotwise.bench.cost.overhead_load import CHAT, LAST_CHUNK, LoadError, Talker, post, streams
 
 OURS = "slotwise"
 
@@ -125,9 +124,9 @@ def test_without_nginx_the_rest_is_told() -> None:
 
 
 def test_nginx_passes_a_stream_on_as_it_is() -> None:
-    if not overhead_arms.has_nginx():
+    if not overhead.has_nginx():
         pytest.skip("nginx is not installed")
-    with fake() as url, overhead_arms.nginx(url) as arm:
+    with fake() as url, overhead.nginx(url) as arm:
         assert streams(arm.url, [asked(50, pace_us=1000)] * 3).whole == 3 * 52
         assert arm.cpu_s() >= 0
         assert len(arm.processes) == 1, "a worker would outlive a master that is killed"

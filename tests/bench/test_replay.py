@@ -13,12 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
-from slotwise.bench import engines, replay, replay_figures, sender
-from slotwise.bench.client import Answer
-from slotwise.bench.sender import How, Outcome, ReplayError, Sent
-from slotwise.bench.steps import Chat, Ids, Script, Step
-from slotwise.bench.trace import Call
-from slotwise.launcher import cli
+from slotwise.bench.run import engines, replay, sender
+from slotwise.bench.run.client import Answer
+from slotwise.bench.run.sender import Chat, How, Ids, Outcome, ReplayError, Script, Sent, Step
+from slotwise.bench.trace.trace import Call
+from slotwise.launcher.cli import command
 from slotwise.policies.prefix import pack
 from tests.support import StubServer
 
@@ -48,7 +47,7 @@ async def test_a_session_goes_on_after_its_answer_and_its_pause() -> None:
         for before, after in ((first, second), (second, third)):
             assert after.targeted_s == pytest.approx(before.ended_s + 0.05)
             assert after.started_s >= after.targeted_s
-    assert len(replay_figures.sessions_s(outcome)) == 2
+    assert len(replay.sessions_s(outcome)) == 2
 
 
 async def test_so_many_lanes_at_a_time() -> None:
@@ -81,9 +80,9 @@ async def test_nobody_waits_for_a_side_job() -> None:
     by_id = {sent.step.id: sent for sent in outcome.calls}
     assert by_id["title0"].targeted_s == by_id["a0"].targeted_s
     assert by_id["a1"].started_s < by_id["title0"].ended_s
-    row = replay_figures.row(outcome)
+    row = replay.row(outcome)
     assert row["side TTFT s"] > 0
-    assert (row["calls"], len(replay_figures.sessions_s(outcome))) == (3, 1)
+    assert (row["calls"], len(replay.sessions_s(outcome))) == (3, 1)
 
 
 async def test_a_failed_call_ends_its_session_and_only_that() -> None:
@@ -94,7 +93,7 @@ async def test_a_failed_call_ends_its_session_and_only_that() -> None:
     assert [sent.step.id for sent in outcome.calls] == ["a0", "b0", "b1", "b2"]
     assert [sent.error[:4] for sent in outcome.failures] == ["500:"]
     assert outcome.skipped == 2
-    assert "2 calls were not sent" in replay_figures.notes(outcome)
+    assert "2 calls were not sent" in replay.notes(outcome)
 
 
 async def test_too_many_failures_end_it() -> None:
@@ -132,7 +131,7 @@ def test_the_figures_of_made_up_calls() -> None:
         answer = Answer(100, cached, 5, told_cached=True, ttft_s=ttft_s, total_s=ttft_s + 0.4)
         return Sent(step, 1.0, 1.5, 1.5 + answer.total_s, answer)
 
-    row = replay_figures.row(Outcome([sent(80, 0.5), sent(40, 1.5), sent(0, 9.0, True)], 0, 10.0))
+    row = replay.row(Outcome([sent(80, 0.5), sent(40, 1.5), sent(0, 9.0, True)], 0, 10.0))
     assert row["reuse"] == 120 / 300
     assert (row["TTFT s"], row["side TTFT s"]) == (1.5, 9.5)  # since it was due
     assert row["TPOT ms"] == pytest.approx(100.0)
@@ -143,8 +142,8 @@ def test_the_figures_of_made_up_calls() -> None:
 def test_a_server_that_does_not_tell_what_it_reused() -> None:
     step = Step("x", "s", Ids(pack([1]), made_up=True), 3)
     outcome = Outcome([Sent(step, 0.0, 0.0, 1.0, Answer(prompt_tokens=10))])
-    assert replay_figures.row(outcome)["reuse"] is None
-    assert any("does not say" in note for note in replay_figures.notes(outcome))
+    assert replay.row(outcome)["reuse"] is None
+    assert any("does not say" in note for note in replay.notes(outcome))
 
 
 # ---------------------------------------------------------------- the command
@@ -175,11 +174,11 @@ def test_a_real_engine_is_measured_and_what_was_sent_can_be_sent_again(
     with engines.bare(engines.tiny_model(), flags) as server:
         first = ["replay", str(text_trace(tmp_path)), "--url", server.url + "/v1"]
         first += ["--sessions", "2", "--json", str(calls), "--write", str(blocks)]
-        assert cli.main(first) == 0
+        assert command.main(first) == 0
         told = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
         assert told["calls"].strip() == "6"
         assert 0.4 < float(told["reuse"]) < 0.7  # two of three turns find the one before
-        assert cli.main(["replay", str(blocks), "--url", server.url, "--order", "session"]) == 0
+        assert command.main(["replay", str(blocks), "--url", server.url, "--order", "session"]) == 0
     every = json.loads(calls.read_bytes())
     assert len(every) == 6
     assert all(one["ttft_s"] > 0 and one["prefill_s"] > 0 for one in every)
@@ -204,15 +203,15 @@ def test_what_cannot_be_is_one_line_and_exit_2(
     assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["replay", "simulate"])
-def test_without_the_extra_the_command_says_what_to_install(command: str) -> None:
+@pytest.mark.parametrize("name", ["replay", "simulate"])
+def test_without_the_extra_the_command_says_what_to_install(name: str) -> None:
     program = (
-        "import sys; sys.modules['numpy'] = None; from slotwise.launcher import cli; "
-        f"sys.exit(cli.main([{command!r}, 'x']))"
+        "import sys; sys.modules['numpy'] = None; from slotwise.launcher.cli import command; "
+        f"sys.exit(command.main([{name!r}, 'x']))"
     )
     line = [sys.executable, "-c", program]
     done = subprocess.run(line, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "pip install 'slotwise[bench]'" in done.stderr
-    assert command in done.stderr
+    assert name in done.stderr
     assert done.stderr.count("\n") == 1

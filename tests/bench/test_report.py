@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.bench.report import markdown_table, percentile
+from slotwise.bench.trace.report import markdown_table, percentile
 
 
 def test_a_table_has_a_head_and_one_line_a_row() -> None:

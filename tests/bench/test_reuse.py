@@ -8,10 +8,13 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from slotwise.bench import bounds, engines, offline, trace, workload
-from slotwise.bench.compare import CTX_TOKENS, Arm, Plan, measure
-from slotwise.bench.offline import Slotwise
-from slotwise.bench.rows import Renderer, total
+from slotwise.bench.run import engines
+from slotwise.bench.run.compare import CTX_TOKENS, Arm, Plan, measure
+from slotwise.bench.sim import bounds
+from slotwise.bench.suite import offline
+from slotwise.bench.suite.offline import Slotwise
+from slotwise.bench.trace import trace, workload
+from slotwise.bench.trace.rows import Renderer, total
 from slotwise.policies.params import Params
 
 pytestmark = pytest.mark.skipif(

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from slotwise.bench.rows import Renderer, Row
-from slotwise.bench.trace import Call, Message
-from slotwise.bench.workload import conversation
+from slotwise.bench.trace.rows import Renderer, Row
+from slotwise.bench.trace.trace import Call, Message
+from slotwise.bench.trace.workload import conversation
 from slotwise.policies.prefix import lcp
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.bench import scratch
+from slotwise.bench.run import engines
 from tests.support import Process
 
 BENCHMARK = """
 import sys, tempfile, time
-from slotwise.bench import scratch
+from slotwise.bench.run import engines
 tempfile.tempdir = sys.argv[1]
-with scratch.folder() as folder:
+with engines.scratch_folder() as folder:
     (folder / "log").touch()
     print("works in", folder, flush=True)
     time.sleep(60)
@@ -33,7 +33,7 @@ def left(tmp_path: Path) -> Path:
     """What a benchmark left that was killed at its work."""
     with Process([sys.executable, "-c", BENCHMARK, tmp_path]) as benchmark:
         folder = Path(benchmark.wait_for_line("works in "))
-        scratch.sweep()
+        engines.sweep()
         assert folder.is_dir(), "its owner runs"
         benchmark.popen.kill()
         benchmark.popen.wait(10)
@@ -50,8 +50,8 @@ def test_what_a_killed_benchmark_left_goes_at_the_next_start_and_nothing_else(
     link, file = left.with_name(left.name + "-link"), left.with_name(left.name + "-file")
     link.symlink_to(others[0])
     file.touch()
-    monkeypatch.setattr(scratch, "_sweep_once", scratch.sweep)
-    with scratch.folder() as mine:
+    monkeypatch.setattr(engines, "_sweep_once", engines.sweep)
+    with engines.scratch_folder() as mine:
         assert mine.name.startswith(f"slotwise-bench-{os.getpid()}-")
         assert sorted(tmp_path.iterdir()) == sorted([mine, link, file, *others])
     assert not mine.exists()
@@ -59,15 +59,15 @@ def test_what_a_killed_benchmark_left_goes_at_the_next_start_and_nothing_else(
 
 def test_what_is_anothers_stays(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
-    scratch.sweep()
+    engines.sweep()
     assert left.exists()
 
 
 def test_no_more_is_swept_at_once_than_the_bound(
     tmp_path: Path, left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "_MOST_SWEPT", 3)
+    monkeypatch.setattr(engines, "_MOST_SWEPT", 3)
     for n in range(4):
         left.with_name(f"{left.name}{n}").mkdir()
-    scratch.sweep()
+    engines.sweep()
     assert len(list(tmp_path.iterdir())) == 2

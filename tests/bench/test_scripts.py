@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 import pytest
 
-from slotwise.bench import mooncake, scripts, steps
-from slotwise.bench.block_trace import block_tokens, knows_sessions
-from slotwise.bench.scripts import Wanted, of_calls, of_journal, read
-from slotwise.bench.sim_rows import Shape
-from slotwise.bench.sim_workload import Recorded
-from slotwise.bench.steps import PLAIN_IDS, Chat, Ids, Script, Step, plain
-from slotwise.bench.trace import Call, TraceError
+from slotwise.bench.run import scripts, sender
+from slotwise.bench.run.scripts import Wanted, of_calls, of_journal, read
+from slotwise.bench.run.sender import PLAIN_IDS, Chat, Ids, Script, Step, plain
+from slotwise.bench.sim.load import Recorded, Shape
+from slotwise.bench.trace import blocks
+from slotwise.bench.trace.blocks import block_tokens, knows_sessions
+from slotwise.bench.trace.trace import Call, TraceError
 from slotwise.policies.prefix import Tokens, lcp, pack
 from slotwise.policies.types import Request
 from slotwise.proxy.core.events import RequestArrived, RequestFinished
@@ -139,12 +139,12 @@ def test_a_session_ends_before_a_prompt_that_is_too_long() -> None:
     def ids(n: int) -> Step:
         return Step(str(n), "s", Ids(pack(range(n)), made_up=True), 1)
 
-    script, left_out = steps.fitting(Script([[ids(5), ids(11), ids(6)], [ids(12)]]), 10)
+    script, left_out = sender.fitting(Script([[ids(5), ids(11), ids(6)], [ids(12)]]), 10)
     assert [[step.id for step in lane] for lane in script.sessions] == [["5"]]
     assert left_out == 3
 
 
-def blocks(folder: Path) -> Path:
+def block_file(folder: Path) -> Path:
     path = folder / "made.blocks.jsonl"
     lines: list[dict[str, Any]] = [
         {"session": s, "agent": "main", "t": 0.0, "think_time": 5.0, "in": 640 * (k + 1), "out": 9}
@@ -157,7 +157,7 @@ def blocks(folder: Path) -> Path:
 
 
 def test_a_block_trace_is_sent_as_the_simulator_serves_it(tmp_path: Path) -> None:
-    script = read(str(blocks(tmp_path)), Wanted(sessions=2, total=2))
+    script = read(str(block_file(tmp_path)), Wanted(sessions=2, total=2))
     assert {type(step.prompt) for step in script.steps()} == {Ids}
     first, second, _ = (step.prompt for step in script.sessions[0])
     assert isinstance(first, Ids)
@@ -174,11 +174,11 @@ def test_written_blocks_share_as_many_whole_blocks_as_the_prompts(tmp_path: Path
     head, own = list(range(1024)), list(range(5_000, 6_000))
     prompts = [pack(head), pack([*head, *own]), pack([*head[:700], *own])]
     entries = [
-        mooncake.Entry("a", 1.0, 0.0, prompts[0], 5),
-        mooncake.Entry("a", 3.5, 2.0, prompts[1], 5),
-        mooncake.Entry("b", 2.0, 0.0, prompts[2], 7),
+        blocks.Entry("a", 1.0, 0.0, prompts[0], 5),
+        blocks.Entry("a", 3.5, 2.0, prompts[1], 5),
+        blocks.Entry("b", 2.0, 0.0, prompts[2], 7),
     ]
-    lines = list(mooncake.lines(entries))
+    lines = list(blocks.lines(entries))
     assert [(line["session_id"], line.get("delay")) for line in lines] == [
         ("a", None),
         ("b", None),

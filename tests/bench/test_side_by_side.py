@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.bench.side_by_side import Figures, Mean, Pair, order, row
+from slotwise.bench.suite.reality import Figures, Mean, Pair, order, row
 
 
 def pair(simulated: float, replayed: float) -> Pair:

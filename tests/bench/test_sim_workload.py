@@ -7,10 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotwise.bench import block_trace
-from slotwise.bench.sim_rows import Shape
-from slotwise.bench.sim_workload import Recorded, Workload, open_loop
-from slotwise.bench.trace import TraceError
+from slotwise.bench.sim.load import Recorded, Shape, Workload, open_loop
+from slotwise.bench.trace import blocks
+from slotwise.bench.trace.trace import TraceError
 from slotwise.policies.prefix import lcp
 from tests.bench.sim_world import agents, call, run, workload, written
 
@@ -114,7 +113,7 @@ def test_a_faulty_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     path = tmp_path / "bad.blocks.jsonl"
     path.write_text(line)
     with pytest.raises(TraceError, match=r"bad\.blocks\.jsonl:1: .*") as error:
-        list(block_trace.read_blocks(path))
+        list(blocks.read_blocks(path))
     assert says in str(error.value) or "Error" in str(error.value)
 
 

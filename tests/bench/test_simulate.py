@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.bench import simulate
+from slotwise.bench.sim import simulate
 from tests.bench.sim_world import EVIDENCE, agents
 
 

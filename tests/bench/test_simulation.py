@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.bench import arms, sim_report
-from slotwise.bench.simulation import Served
+from slotwise.bench.sim import arms, simulate
+from slotwise.bench.sim.simulation import Served
 from slotwise.policies.params import KNOBS
 from tests.bench.sim_world import EVIDENCE, PARAMS, facts, run, workload
 
@@ -70,8 +70,8 @@ def test_with_a_slot_for_every_session_slotwise_computes_as_little_as_the_bound(
     tmp_path: Path,
 ) -> None:
     work = workload(tmp_path, sessions=2, total=2, guest_share=0.0)
-    done = sim_report.figures(run(work, "slotwise", slots=2, park=0))
-    floor = sim_report.floor(work, EVIDENCE, 2, 0)
+    done = simulate.figures(run(work, "slotwise", slots=2, park=0))
+    floor = simulate.floor(work, EVIDENCE, 2, 0)
     assert done["reuse"] <= floor["reuse"]
     # A second slot reads the head that the first one holds already: the bound shares it.
     assert done["prefill s"] - floor["prefill s"] == pytest.approx(3072 / 2000, abs=0.01)
@@ -80,8 +80,8 @@ def test_with_a_slot_for_every_session_slotwise_computes_as_little_as_the_bound(
 @pytest.mark.parametrize("name", [*PLAIN_ARMS, "slotwise"])
 def test_no_arm_beats_the_floor(tmp_path: Path, name: str) -> None:
     work = workload(tmp_path)
-    done = sim_report.figures(run(work, name))
-    floor = sim_report.floor(work, EVIDENCE, 2, 20_000)
+    done = simulate.figures(run(work, name))
+    floor = simulate.floor(work, EVIDENCE, 2, 20_000)
     for figure in ("TTFT s", "guest TTFT s", "session min", "prefill s"):
         assert done[figure] >= floor[figure] - 1e-9
     assert done["reuse"] <= floor["reuse"] + 1e-9

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slotwise.bench import engines, served, suite, suite_slots, workload
-from slotwise.bench.client import Answer
-from slotwise.bench.scripts import Wanted, of_calls
-from slotwise.bench.sender import Outcome, Sent
-from slotwise.bench.served import Bench
-from slotwise.bench.steps import Ids, Script, Step
-from slotwise.bench.suite import Entry
-from slotwise.bench.suite_mixed import shorter
-from slotwise.launcher import cli
+from slotwise.bench.run import engines, served
+from slotwise.bench.run.client import Answer
+from slotwise.bench.run.scripts import Wanted, of_calls
+from slotwise.bench.run.sender import Ids, Outcome, Script, Sent, Step
+from slotwise.bench.run.served import Bench
+from slotwise.bench.suite import slots, suite
+from slotwise.bench.suite.mixed import shorter
+from slotwise.bench.suite.suite import Entry
+from slotwise.bench.trace import workload
+from slotwise.launcher.cli import command
 from slotwise.policies.prefix import Tokens, pack
 
 ENGINE = importlib.util.find_spec("xllamacpp")
@@ -29,7 +30,7 @@ def test_a_measurement_is_written_with_its_command(
 ) -> None:
     entry = Entry("what it shows", lambda bench, quick: f"| figure |\nquick: {quick}")
     monkeypatch.setattr(suite, "SUITE", {"one": entry, "other": entry})
-    assert cli.main(["bench", "--only", "one", "--quick", "--out", str(tmp_path)]) == 0
+    assert command.main(["bench", "--only", "one", "--quick", "--out", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["one-quick.md"]
     text = (tmp_path / "one-quick.md").read_text()
     assert text.startswith("# What it shows\n\n`slotwise bench --only one --quick`\n")
@@ -39,9 +40,9 @@ def test_a_measurement_is_written_with_its_command(
 
 
 def test_the_list_and_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--list"]) == 0
+    assert command.main(["bench", "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(suite.SUITE)
-    assert cli.main(["bench", "--only", "nosuch"]) == 2
+    assert command.main(["bench", "--only", "nosuch"]) == 2
     assert capsys.readouterr().err.startswith("bench: 'nosuch' is not one of newsroom, ")
 
 
@@ -79,9 +80,9 @@ def test_a_ram_cache_holds_what_its_whole_mebibytes_hold() -> None:
 
 
 def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
-    program = "python -m slotwise.launcher.embedded"
+    program = "python -m slotwise.launcher.process.embedded"
     line = f"{program} -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
-    shown = suite_slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
+    shown = slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
     assert shown == f"{program} -m tiny.gguf -np 4 -t 1"
 
 

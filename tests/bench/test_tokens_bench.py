@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.bench.tokens_bench import BenchError, Turns
+from slotwise.bench.cost.tokens_bench import BenchError, Turns
 from slotwise.policies.prefix import pack
 
 

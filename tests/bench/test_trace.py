@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from slotwise.bench import trace
+from slotwise.bench.trace import trace
 
 
 def written(folder: Path, name: str, *records: dict[str, Any]) -> Path:

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slotwise.bench import cost_model, wait_scenes, waits
-from slotwise.bench.sim_workload import Ask, Workload
-from slotwise.bench.wait_scenes import Talk, single
-from slotwise.bench.watched import Longest, bounds, watched
+from slotwise.bench.sim import cost_model, waits
+from slotwise.bench.sim.load import Ask, Workload
+from slotwise.bench.sim.waits import Longest, Talk, bounds, single, watched
 from slotwise.policies.params import Params
 from slotwise.policies.types import SIDE_JOB
 
@@ -80,7 +79,7 @@ def test_no_wait_goes_past_its_bound(
 
 def test_a_wait_past_its_bound_would_be_seen() -> None:
     """The same measure against bounds that were not kept."""
-    scene = next(s for s in wait_scenes.corners() if s.name == "behind later ones, out of turn")
+    scene = next(s for s in waits.corners() if s.name == "behind later ones, out of turn")
     loose = replace(scene, params=replace(scene.params, max_wait_s=900))
     cost = cost_model.load(scene.cost)
     given = replace(scene.params, cost=cost.as_policy())
@@ -95,7 +94,7 @@ def test_a_prompt_that_takes_minutes_may_wait_longer(
     """Three agents return at once, again and again; a newcomer's 100,000 tokens take 656 s. It
     waits no longer than for what was before it when it came, some 90 s, and its own read."""
     cost = cost_model.load("gb10")
-    agents = [wait_scenes.talk(f"agent{k}", 80, 4000, 300, 200, 0.1) for k in range(3)]
+    agents = [waits.talk(f"agent{k}", 80, 4000, 300, 200, 0.1) for k in range(3)]
     new = single("new", 100_000, 100, 60.0)
     params = Params(keep=False, max_running=1, long_reads=reads, cost=cost.as_policy())
     found, _ = watched(Workload([*agents, new]), 4, params, cost)

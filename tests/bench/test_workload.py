@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from slotwise.bench import workload
-from slotwise.bench.trace import Call
+from slotwise.bench.trace import workload
+from slotwise.bench.trace.trace import Call
 
 
 def calls(sessions: int, turns: int) -> list[Call]:

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slotwise.launcher.gguf_header import read_vocabulary
+from slotwise.launcher.model.gguf_header import read_vocabulary
 from slotwise.policies.params import from_mapping
 from slotwise.proxy.history.record import Record
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from slotwise.proxy.tokens.encoders import Source
 from tests.engine.engines import RunningEngine
 from tests.engine.talk import TINY_RATES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.launcher import tiny_model
+from slotwise.launcher.model import tiny_model
 from tests.engine import engines
 
 StartEngine = Callable[..., engines.RunningEngine]

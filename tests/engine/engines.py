@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-EMBEDDED = (sys.executable, "-m", "slotwise.launcher.embedded")
+EMBEDDED = (sys.executable, "-m", "slotwise.launcher.process.embedded")
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
 

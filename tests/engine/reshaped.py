@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slotwise.launcher import tiny_model
+from slotwise.launcher.model import tiny_model
 from tests.engine.rewriting import rewriting
 
 DIM, HEADS, KV_HEADS, LAYERS = 128, 4, 2, 2  # heads of 32: one block of q8_0

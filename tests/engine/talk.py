@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from slotwise.policies.params import from_mapping
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.engine.engines import RunningEngine
 from tests.running_proxy import RunningProxy, run_proxy
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.bench import client, trace, workload
+from slotwise.bench.run import client
+from slotwise.bench.trace import trace, workload
 from tests.engine.accounts import Told, accounted, send
 from tests.engine.conftest import StartEngine
 from tests.engine.engines import RunningEngine

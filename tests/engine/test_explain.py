@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from slotwise.launcher import cli
+from slotwise.launcher.cli import command
 from slotwise.proxy.api.app import create_app
 from slotwise.proxy.chat.normalize import Normalize
 from tests.engine.accounts import accounted, send
@@ -53,7 +53,7 @@ def explained(
     capsys: pytest.CaptureFixture[str], proxy: RunningProxy, *arguments: str
 ) -> list[str]:
     """What the command prints, by line."""
-    assert cli.main(["explain", *arguments, "--url", proxy.url]) == 0
+    assert command.main(["explain", *arguments, "--url", proxy.url]) == 0
     return capsys.readouterr().out.splitlines()
 
 

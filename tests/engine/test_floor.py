@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slotwise.bench.floor.engine import Place, measure, served
-from slotwise.bench.floor.turns import Lane, Turn, body, message
-from slotwise.bench.workload import text
+from slotwise.bench.floor.shapes import Lane, Turn, body, message
+from slotwise.bench.trace.workload import text
 
 FOUR = Place(4, "none")
 

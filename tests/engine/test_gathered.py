@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from slotwise.bench import engines
+from slotwise.bench.run import engines
 
 # These differ from one answer to the next; slotwise names the profile as the model.
 VOLATILE = ("id", "created", "timings", "model")

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher.gguf_header import read_vocabulary
+from slotwise.launcher.model.gguf_header import read_vocabulary
 from slotwise.policies.params import from_mapping
-from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.chat.request import Kind, prepare
 from slotwise.proxy.engine.client import EngineClient
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from slotwise.proxy.tokens.encoders import Source
 from slotwise.proxy.tokens.fim import InfillFlags
-from slotwise.proxy.tokens.tokenize import Tokenizer
+from slotwise.proxy.tokens.tokenizer import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 from tests.engine.engines import RunningEngine

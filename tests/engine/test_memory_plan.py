@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slotwise.launcher import cache_size, gguf_header, model_shape, models, plan
-from slotwise.launcher.cache_size import Context
-from slotwise.launcher.plan import Engine, Loaded
+from slotwise.launcher.model import gguf_header, model_shape, models
+from slotwise.launcher.plan import plan
+from slotwise.launcher.plan.plan import Context, Engine, Loaded
 from tests.engine import engines, reshaped
 from tests.engine.gemma import gemma
 from tests.support import ROOT
@@ -23,7 +23,7 @@ _LINE = re.compile(
 )
 # A process with the engine in it, but no model.
 _WITHOUT_MODEL = (
-    "import sys, slotwise.launcher.embedded, xllamacpp; xllamacpp.CommonParams(); "
+    "import sys, slotwise.launcher.process.embedded, xllamacpp; xllamacpp.CommonParams(); "
     "print('ready', flush=True); sys.stdin.read()"
 )
 
@@ -68,7 +68,7 @@ def test_planned_keys_and_values_are_what_the_engine_logs(
     shape = model_shape.from_header(gguf_header.read(model).values)
     planned = [
         (f"{one.size_bytes / 2**20:.2f}", one.cells, one.layers, one.streams)
-        for one in cache_size.caches(shape, context)
+        for one in plan.caches(shape, context)
     ]
     log = tmp_path / "engine.log"
     engines.start(engine_command, model, log, *_flags(context)).stop()

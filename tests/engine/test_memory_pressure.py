@@ -15,10 +15,8 @@ import pytest
 
 from slotwise.policies.admission import Limits
 from slotwise.policies.params import from_mapping
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import MemorySampled
-from slotwise.proxy.core.memory_gate import MemoryRules
-from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.events import Dispatch, MemorySampled
+from slotwise.proxy.core.memory import Member, MemoryRules
 from slotwise.proxy.core.scheduler import Scheduler
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.telemetry.journal import read

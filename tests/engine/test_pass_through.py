@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from slotwise.proxy.core.actions import Mismatch
-from slotwise.proxy.core.events import RequestFinished
+from slotwise.proxy.core.events import Mismatch, RequestFinished
 from tests.engine.conftest import StartEngine
 from tests.proxy.shell import one_ending_each, proxy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from slotwise.launcher import tiny_model
+from slotwise.launcher.model import tiny_model
 
 
 def _digest(path: Path) -> str:
@@ -37,7 +37,7 @@ def test_an_existing_build_is_used_again(tmp_path: Path) -> None:
 
 
 def test_builders_side_by_side_leave_one_whole_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slotwise.launcher.tiny_model", str(tmp_path)]
+    command = [sys.executable, "-m", "slotwise.launcher.model.tiny_model", str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     printed = {process.communicate(timeout=60)[0].strip() for process in running}
     assert [process.returncode for process in running] == [0, 0, 0]

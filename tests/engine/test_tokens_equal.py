@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from slotwise.bench.prompt_corpus import prompts
-from slotwise.bench.tokens_bench import differences, proven, request
+from slotwise.bench.cost.prompt_corpus import prompts
+from slotwise.bench.cost.tokens_bench import differences, proven, request
 from slotwise.policies.prefix import pack
-from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.chat.request import Kind, prepare
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import ProxyError, UpstreamError
-from slotwise.proxy.tokens.probe_chats import PROBE_CHATS
-from slotwise.proxy.tokens.tokenize import Tokenizer
+from slotwise.proxy.tokens.probes import PROBE_CHATS
+from slotwise.proxy.tokens.tokenizer import Tokenizer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
 from tests.engine.gemma import gemma

@@ -29,13 +29,13 @@ while True:
     time.sleep(60)
 """
 
-# A parent that starts a child by slotwise.launcher.process, tells its pid, and waits.
+# A parent that starts a child by slotwise.launcher.process.process, tells its pid, and waits.
 PARENT = """
 import asyncio, pathlib, sys
-from slotwise.launcher import log_file, process
+from slotwise.launcher.process import process
 async def main():
     directory = pathlib.Path(sys.argv[1])
-    log = log_file.RotatingLog(directory / "log")
+    log = process.RotatingLog(directory / "log")
     argv = [sys.executable, "-c", "import time; time.sleep(60)"]
     child = process.spawn(argv, {}, directory, log, directory / "pid")
     aside = directory / "told.new"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slotwise.launcher.listener import Cause, Loss
+from slotwise.launcher.process.supervisor import Cause, Loss
 
 
 class Heard:

@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-from slotwise.launcher import memory_plan, profile
-from slotwise.launcher.machine import Machine
-from slotwise.launcher.memory_plan import Outcome
+from slotwise.launcher.plan import memory_plan
+from slotwise.launcher.plan.memory_plan import Outcome
+from slotwise.launcher.plan.plan import Machine
+from slotwise.launcher.profile import profile
 from tests.launcher import big_models as big
 from tests.launcher import headers
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher import argv
-from slotwise.launcher.settings import LaunchedServer
+from slotwise.launcher.profile import argv
+from slotwise.launcher.profile.settings import LaunchedServer
 
 FILES = argv.LaunchFiles(Path("/m/model.gguf"), Path("/s/slots"))
 HEAD = "-m /m/model.gguf --alias demo,other --host 127.0.0.1 --port 4711"
@@ -67,7 +67,7 @@ def test_a_ram_cache_without_limit_counts_as_one() -> None:
 def test_the_embedded_engine_gets_the_same_flags() -> None:
     server = LaunchedServer(model="m", parallel=4, ctx_size=8192)
     line = argv.launch_argv(server, ["demo", "other"], FILES, 4711)
-    assert line[:4] == [sys.executable, "-P", "-m", "slotwise.launcher.embedded"]
+    assert line[:4] == [sys.executable, "-P", "-m", "slotwise.launcher.process.embedded"]
     assert " ".join(line[4:]) == _line()
 
 

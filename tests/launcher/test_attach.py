@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slotwise.launcher.attach import Attachment
-from slotwise.launcher.listener import Cause
+from slotwise.launcher.process.attach import Attachment
+from slotwise.launcher.process.supervisor import Cause
 from tests.engine.engines import free_port
 from tests.launcher import children
 from tests.launcher.heard import Heard

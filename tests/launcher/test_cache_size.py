@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher import gguf_header, model_shape
-from slotwise.launcher.cache_size import (
+from slotwise.launcher.model import gguf_header, model_shape
+from slotwise.launcher.model.model_shape import ModelShape, ShapeError
+from slotwise.launcher.plan.plan import (
     CacheError,
     Context,
     caches,
@@ -16,7 +17,6 @@ from slotwise.launcher.cache_size import (
     draft_bytes,
     row_bytes,
 )
-from slotwise.launcher.model_shape import ModelShape, ShapeError
 from tests.launcher import big_models as big
 from tests.launcher import headers
 

@@ -18,7 +18,8 @@ import psutil
 import pytest
 import yaml
 
-from slotwise.launcher import cli, tiny_model
+from slotwise.launcher.cli import command
+from slotwise.launcher.model import tiny_model
 from tests.engine import engines
 from tests.launcher import children
 
@@ -31,7 +32,7 @@ server: {attach: "http://127.0.0.1:9", parallel: 1, kv_unified: false, cache_ram
 
 def _slotwise(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command that is expected to end by itself."""
-    line = [sys.executable, "-m", "slotwise.launcher.cli", *arguments]
+    line = [sys.executable, "-m", "slotwise.launcher.cli.command", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
@@ -61,7 +62,7 @@ class Serving:
 @contextlib.contextmanager
 def _serving(directory: Path, *arguments: str) -> Iterator[Serving]:
     output, errors = directory / "stdout", directory / "stderr"
-    line = [sys.executable, "-m", "slotwise.launcher.cli", "serve", "--port", "0"]
+    line = [sys.executable, "-m", "slotwise.launcher.cli.command", "serve", "--port", "0"]
     line += ["--state-dir", str(directory / "state"), *arguments]
     with output.open("w") as out, errors.open("w") as err:
         process = subprocess.Popen(line, stdout=out, stderr=err, text=True)
@@ -255,7 +256,7 @@ def test_two_do_not_share_a_state_directory(tmp_path: Path, tiny: Path) -> None:
 def test_accepted_connections_send_small_writes_at_once() -> None:
     """Else the first token waits for the client's delayed acknowledgement of the head: 40 ms."""
     with (
-        cli._listen("127.0.0.1", 0, has_keys=False) as listening,
+        command._listen("127.0.0.1", 0, has_keys=False) as listening,
         socket.create_connection(listening.getsockname(), timeout=5),
         listening.accept()[0] as accepted,
     ):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher import asking, explain
+from slotwise.launcher.cli import client, explain
 
 REQUEST: dict[str, Any] = {
     "id": "req-1",
@@ -129,7 +129,7 @@ def test_an_id_cannot_leave_its_path(server: Server) -> None:
 def test_the_key_may_come_from_the_environment(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(asking.KEY_VARIABLE, "secret")
+    monkeypatch.setenv(client.KEY_VARIABLE, "secret")
     explain.run(parsed("req-1", "--url", server.url))
     assert server.asked[0][1] == "Bearer secret"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.launcher import machine
+from slotwise.launcher.plan import memory_plan
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ def test_whose_memory_the_gpus_is(
 ) -> None:
     """Field report R30: on GB10 the tool knows no figure, and many readers stumble over that."""
     _tool(tmp_path, monkeypatch, answer)
-    monkeypatch.setattr(machine, "_ASK_LIMIT_S", 100.0)
-    assert machine.gpu_own_memory_mib() == own_mib
+    monkeypatch.setattr(memory_plan, "_ASK_LIMIT_S", 100.0)
+    assert memory_plan.gpu_own_memory_mib() == own_mib
 
 
 def test_a_tool_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _tool(tmp_path, monkeypatch, "exec sleep 60")
-    monkeypatch.setattr(machine, "_ASK_LIMIT_S", 0.1)
-    assert machine.gpu_own_memory_mib() is None
+    monkeypatch.setattr(memory_plan, "_ASK_LIMIT_S", 0.1)
+    assert memory_plan.gpu_own_memory_mib() is None
 
 
 def _tool(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
@@ -43,4 +43,4 @@ def _tool(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
 
 def test_no_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.gpu_own_memory_mib() is None
+    assert memory_plan.gpu_own_memory_mib() is None

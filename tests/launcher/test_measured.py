@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from slotwise.launcher import measured, pid_file, plan
-from slotwise.launcher.cache_size import Context
-from slotwise.launcher.measured import Meter, Start, logged_bytes
-from slotwise.launcher.plan import Engine, Loaded
+from slotwise.launcher.plan import plan, starts
+from slotwise.launcher.plan.plan import Context, Engine, Loaded
+from slotwise.launcher.plan.starts import Meter, Start, logged_bytes
+from slotwise.launcher.process import process
 
 # As llama-server writes them with -lv 4, and older builds always.
 LOG = """
@@ -36,35 +36,35 @@ def _meter(directory: Path, line: str, on_gpu: bool = False) -> Meter:
 def _runs(directory: Path) -> int:
     """This very process stands for the engine."""
     pid = os.getpid()
-    pid_file.write(directory / "engine.pid", pid, psutil.Process(pid).cmdline())
+    process.write(directory / "engine.pid", pid, psutil.Process(pid).cmdline())
     return pid
 
 
 def test_the_last_start_of_each_line_is_kept(tmp_path: Path) -> None:
     for number in range(20):
-        measured.keep(tmp_path, _start(f"line {number % 10}", number))
-    kept = measured.starts(tmp_path)
+        starts.keep(tmp_path, _start(f"line {number % 10}", number))
+    kept = starts.starts(tmp_path)
     assert [start.at_load_bytes for start in kept] == list(range(12, 20))
-    assert measured.last(tmp_path, "line 5") == _start("line 5", 15)
-    assert measured.last(tmp_path, "line 1") is None
+    assert starts.last(tmp_path, "line 5") == _start("line 5", 15)
+    assert starts.last(tmp_path, "line 1") is None
 
 
 def test_a_broken_file_is_no_file(tmp_path: Path) -> None:
     for text in ("", "{", '{"starts": [{"line": 1}]}', '{"starts": 3}', "[]"):
-        (tmp_path / measured.FILE_NAME).write_text(text)
-        assert measured.starts(tmp_path) == []
-    measured.keep(tmp_path, _start("a"))
-    assert measured.starts(tmp_path) == [_start("a")]
+        (tmp_path / starts.FILE_NAME).write_text(text)
+        assert starts.starts(tmp_path) == []
+    starts.keep(tmp_path, _start("a"))
+    assert starts.starts(tmp_path) == [_start("a")]
 
 
 def test_another_file_under_the_same_name_is_another_line(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"a")
-    first = measured.line_key(["llama-server", "-m", str(model)], [model])
-    assert first == measured.line_key(["llama-server", "-m", str(model)], [model])
+    first = starts.line_key(["llama-server", "-m", str(model)], [model])
+    assert first == starts.line_key(["llama-server", "-m", str(model)], [model])
     model.write_bytes(b"ab")
-    assert first != measured.line_key(["llama-server", "-m", str(model)], [model])
-    assert first != measured.line_key(["llama-server", "-c", "1"], [model])
+    assert first != starts.line_key(["llama-server", "-m", str(model)], [model])
+    assert first != starts.line_key(["llama-server", "-c", "1"], [model])
 
 
 def test_the_engines_own_log_is_the_best_source(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_engines_own_log_is_the_best_source(tmp_path: Path) -> None:
     assert start is not None
     assert start.at_load_bytes == 100 + round(412.66 * 2**20)
     assert (start.how, start.growth_bytes) == ("the engine's log", 7 * plan.MIB)
-    assert measured.last(tmp_path, "line") == start
+    assert starts.last(tmp_path, "line") == start
     assert start.measured().is_whole
 
 
@@ -112,22 +112,22 @@ def test_with_one_it_is_what_became_unavailable_while_it_alone_started(tmp_path:
     mapped = _meter(tmp_path, "other", on_gpu=True)
     mapped.begin(100 * 2**30)
     assert mapped.ended(71 * 2**30) is None  # weights of 60 GiB are nowhere in it
-    assert measured.last(tmp_path, "other") is None
+    assert starts.last(tmp_path, "other") is None
 
 
 def test_an_engine_that_runs_may_only_grow(tmp_path: Path) -> None:
-    assert measured.growth_of_running(tmp_path, 100) is None
+    assert starts.growth_of_running(tmp_path, 100) is None
     pid = _runs(tmp_path)
     resident = psutil.Process(pid).memory_info().rss
     now = resident - psutil.Process(pid).memory_info().shared
     # It loads: of its peak, what it has not taken yet.
-    told = measured.growth_of_running(tmp_path, resident + 2**30)
+    told = starts.growth_of_running(tmp_path, resident + 2**30)
     assert told is not None
     assert abs(told - 2**30) < 2**26
     # It is ready: what it may still take, less what it has grown by.
     for at_ready, expected in ((now, 2**30), (now - 2**29, 2**29)):
-        measured.keep(tmp_path, Start("line", pid, "then", now, "how", at_ready, 2**30))
-        told = measured.growth_of_running(tmp_path, 5 * 2**30)
+        starts.keep(tmp_path, Start("line", pid, "then", now, "how", at_ready, 2**30))
+        told = starts.growth_of_running(tmp_path, 5 * 2**30)
         assert told is not None
         assert abs(told - expected) < 2**26
 
@@ -136,4 +136,4 @@ def test_an_engine_that_is_gone_is_not_measured(tmp_path: Path) -> None:
     meter = _meter(tmp_path, "line")
     meter.begin(None)
     assert meter.ended(None) is None
-    assert measured.starts(tmp_path) == []
+    assert starts.starts(tmp_path) == []

@@ -12,9 +12,11 @@ import psutil
 import pytest
 import yaml
 
-from slotwise.launcher import measured, pid_file, wiring
-from slotwise.launcher.fitting import Fit
-from slotwise.launcher.settings import LaunchedServer
+from slotwise.launcher import wiring
+from slotwise.launcher.plan import starts
+from slotwise.launcher.plan.fitting import Fit
+from slotwise.launcher.process import process
+from slotwise.launcher.profile.settings import LaunchedServer
 from slotwise.policies.admission import Growth
 from tests.launcher import big_models as big
 from tests.launcher import headers
@@ -87,9 +89,9 @@ def test_two_profiles_are_one_machine(tmp_path: Path) -> None:
 def _runs(directory: Path) -> int:
     """This very process stands for an engine; returns its own memory, in bytes."""
     directory.mkdir(parents=True)
-    process = psutil.Process()
-    pid_file.write(directory / "engine.pid", process.pid, process.cmdline())
-    info = process.memory_info()
+    own = psutil.Process()
+    process.write(directory / "engine.pid", own.pid, own.cmdline())
+    info = own.memory_info()
     return int(info.rss - info.shared)
 
 
@@ -100,8 +102,8 @@ def test_an_engine_that_runs_counts_once(tmp_path: Path) -> None:
     plan = outcome_of(tmp_path, path).planned[0].plan
     directory = tmp_path / "state" / "engines" / "qwen3.8-27b"
     now = _runs(directory)
-    start = measured.Start("l", os.getpid(), "then", 70 * GIB, "how", now, plan.growth_bytes)
-    measured.keep(directory, start)
+    start = starts.Start("l", os.getpid(), "then", 70 * GIB, "how", now, plan.growth_bytes)
+    starts.keep(directory, start)
     left = 117.0 - plan.load_bytes / GIB
     running = outcome_of(tmp_path, path, available_gib=left)
     assert running.summary.startswith("fits: needs 0.0 MiB, ")

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from slotwise.launcher import cli, measured, tiny_model
+from slotwise.launcher.cli import command
+from slotwise.launcher.model import tiny_model
+from slotwise.launcher.plan import starts
 from tests.launcher import big_models as big
 from tests.launcher import headers
 from tests.launcher.planned import GB, meminfo_file, outcome_of, profile_file
@@ -32,9 +34,9 @@ Slotwise = Callable[..., Told]
 def slotwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Slotwise:
     """Runs a command of the user's in this very process."""
 
-    def run(command: str, *paths: Path) -> Told:
-        line = [command, *map(str, paths), "--state-dir", str(tmp_path / "state")]
-        status = cli.main(line)
+    def run(name: str, *paths: Path) -> Told:
+        line = [name, *map(str, paths), "--state-dir", str(tmp_path / "state")]
+        status = command.main(line)
         return Told(status, *capsys.readouterr())
 
     return run
@@ -57,8 +59,16 @@ def test_a_plan_that_does_not_fit_says_what_would(tmp_path: Path, slotwise: Slot
 def test_serve_refuses_what_does_not_fit_unless_told_otherwise(tmp_path: Path) -> None:
     meminfo_file(tmp_path, available_gib=60)
     path = profile_file(tmp_path, "qwen3.8-flash-next")
-    line = [sys.executable, "-m", "slotwise.launcher.cli", "serve", str(path), "--port", "0"]
-    line += ["--state-dir", str(tmp_path / "state")]
+    line = [
+        sys.executable,
+        "-m",
+        "slotwise.launcher.cli.command",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+    ]
+    line += ["--port", "0", "--state-dir", str(tmp_path / "state")]
     refused = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[-1] == "slotwise: not started (--ignore-plan does)"
@@ -122,7 +132,7 @@ def test_the_second_start_is_planned_by_the_first(tmp_path: Path, slotwise: Slot
     path = tmp_path / "tiny.yaml"
     path.write_text(yaml.safe_dump({"name": "tiny", "server": server | {"threads": 1}}))
     state = tmp_path / "state"
-    kept = state / "engines" / "tiny" / measured.FILE_NAME
+    kept = state / "engines" / "tiny" / starts.FILE_NAME
     assert "measured" not in slotwise("plan", path).out
     with Served(path, "--state-dir", state):
         wait_until(kept.exists, what="the size of the first start")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
-from slotwise.launcher import gguf_header, gguf_tensors, tiny_model
+from slotwise.launcher.model import gguf_header, tiny_model
 from tests.launcher.written import faults_of, gguf, load
 
 
@@ -63,7 +63,7 @@ def test_each_file_of_a_model_in_parts_is_there_and_whole(
 
 def test_sizes_of_tensors_are_ggmls_own() -> None:
     sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-    assert {kind: sizes[kind] for kind in gguf_tensors.BLOCKS} == gguf_tensors.BLOCKS
+    assert {kind: sizes[kind] for kind in gguf_header.BLOCKS} == gguf_header.BLOCKS
 
 
 def test_of_an_unknown_type_only_the_begin_is_asked_for() -> None:
@@ -71,7 +71,7 @@ def test_of_an_unknown_type_only_the_begin_is_asked_for() -> None:
         return struct.pack("<QsIQIQ", 1, b"t", 1, 256, kind, offset)
 
     def needed(*infos: bytes) -> int:
-        return gguf_tensors.layout(io.BytesIO(b"".join(infos)), len(infos), None).length_bytes
+        return gguf_header.layout(io.BytesIO(b"".join(infos)), len(infos), None).length_bytes
 
     assert len(info(0, 0)) == 33  # so the data begin at 64
     assert needed(info(8, 0)) == 64 + 256 // 32 * 34

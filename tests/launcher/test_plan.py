@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slotwise.launcher import fitting, model_shape, plan, plan_words
-from slotwise.launcher.cache_size import Context
-from slotwise.launcher.fitting import Fit
-from slotwise.launcher.plan import Engine, Loaded, Measured
-from slotwise.launcher.residency import Headroom
+from slotwise.launcher.model import model_shape
+from slotwise.launcher.plan import fitting, memory_plan, plan
+from slotwise.launcher.plan.fitting import Fit, Headroom
+from slotwise.launcher.plan.plan import Context, Engine, Loaded, Measured
 from tests.launcher import big_models as big
 
 GIB, MIB = plan.GIB, plan.MIB
@@ -73,7 +72,7 @@ def test_a_measured_start_stands_for_what_was_computed_at_load() -> None:
     made = plan.make(_engine(measured=measured))
     assert made.load_bytes == measured.at_load_bytes
     assert made.growth_bytes == computed.growth_bytes  # nothing is counted a second time
-    told = "\n".join(plan_words.of_plan(made))
+    told = "\n".join(memory_plan.of_plan(made))
     assert "measured: fall of MemAvailable, start of 2026-11-29 23:30" in told
 
 
@@ -91,14 +90,14 @@ def test_scratch_that_was_not_touched_at_the_measured_start_can_still_come() -> 
 def test_a_declared_peak_is_the_authors_word() -> None:
     made = plan.make(_engine(declared_peak_bytes=60 * GIB))
     assert made.peak_bytes == 60 * GIB
-    assert "declared: memory.peak_gib" in "\n".join(plan_words.of_plan(made))
+    assert "declared: memory.peak_gib" in "\n".join(memory_plan.of_plan(made))
 
 
 def test_a_cache_without_a_limit_fits_nowhere() -> None:
     made = plan.make(_engine(cache_ram_mib=-1))
     judgement = fitting.judge([made], Headroom(1000 * GIB, 15 * GIB))
     assert judgement.fit is Fit.TOO_BIG
-    assert plan_words.of_judgement(judgement).endswith("and then more, without a limit")
+    assert memory_plan.of_judgement(judgement).endswith("and then more, without a limit")
     assert any("cache_ram_mib: -1" in note for note in made.notes)
 
 
@@ -154,7 +153,7 @@ def test_where_no_single_change_suffices_several_together_do() -> None:
     changes = fitting.changes(engine, -30 * GIB)
     assert changes[-1].text.startswith("together: cache_ram_mib: 0, ctx_checkpoints: 4, parallel:")
     assert [change.spare_bytes >= 0 for change in changes] == [False] * 5 + [True]
-    words = plan_words.of_changes(changes)
+    words = memory_plan.of_changes(changes)
     assert words[0].startswith("  a smaller RAM cache: cache_ram_mib: 0: still 22.00 GiB short")
     assert " left" in words[-1]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slotwise.launcher import log_file, pid_file, process
+from slotwise.launcher.process import process
 from tests.launcher import children
 
 
@@ -24,7 +24,7 @@ def _spawn(directory: Path, text: str, *arguments: str) -> process.Child:
         [sys.executable, str(path), *arguments],
         dict(os.environ),
         directory,
-        log_file.RotatingLog(directory / "log", max_bytes=1_000_000),
+        process.RotatingLog(directory / "log", max_bytes=1_000_000),
         directory / "pid",
     )
 
@@ -46,7 +46,7 @@ def test_a_child_that_prints_megabytes_goes_on_and_its_log_stays_small(tmp_path:
     assert len(sizes) == 2
     assert sum(sizes) <= 2_000_000
     longest = max(len(line) for line in (tmp_path / "log").read_bytes().splitlines())
-    assert longest <= log_file.MAX_LINE_BYTES + 32
+    assert longest <= process.MAX_LINE_BYTES + 32
 
 
 def test_a_child_that_ignores_sigterm_is_killed_within_the_limits(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_pid_file_that_names_an_unrelated_process_is_not_acted_on(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     path = tmp_path / "pid"
-    pid_file.write(path, sleeper.pid, ["llama-server", "-m", "model.gguf"])
-    assert pid_file.end_leftover(path) is None
+    process.write(path, sleeper.pid, ["llama-server", "-m", "model.gguf"])
+    assert process.end_leftover(path) is None
     assert sleeper.poll() is None
     assert not path.exists()
 
@@ -125,9 +125,9 @@ def test_a_pid_that_was_used_again_is_not_acted_on(
 ) -> None:
     path = tmp_path / "pid"
     line = psutil.Process(sleeper.pid).cmdline()
-    pid_file.write(path, sleeper.pid, line)
+    process.write(path, sleeper.pid, line)
     path.write_text(path.read_text().replace('"started": ', '"started": 1'))
-    assert pid_file.end_leftover(path) is None
+    assert process.end_leftover(path) is None
     assert sleeper.poll() is None
 
 
@@ -135,8 +135,8 @@ def test_a_leftover_that_matches_in_everything_is_ended(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     path = tmp_path / "pid"
-    pid_file.write(path, sleeper.pid, psutil.Process(sleeper.pid).cmdline())
-    assert pid_file.end_leftover(path) == sleeper.pid
+    process.write(path, sleeper.pid, psutil.Process(sleeper.pid).cmdline())
+    assert process.end_leftover(path) == sleeper.pid
     assert not children.runs(sleeper.pid)
 
 
@@ -144,12 +144,12 @@ def test_a_leftover_that_matches_in_everything_is_ended(
 def test_a_damaged_pid_file_is_removed_and_nothing_else(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pid"
     path.write_text(text)
-    assert pid_file.end_leftover(path) is None
+    assert process.end_leftover(path) is None
     assert not path.exists()
 
 
 def test_a_long_line_in_pieces_is_cut_once(tmp_path: Path) -> None:
-    log = log_file.RotatingLog(tmp_path / "log", max_line_bytes=10)
+    log = process.RotatingLog(tmp_path / "log", max_line_bytes=10)
     for piece in (b"0123456", b"789abcdef", b"ghi", b"jkl\nshort\n"):
         log.feed(piece)
     log.close()
@@ -158,7 +158,7 @@ def test_a_long_line_in_pieces_is_cut_once(tmp_path: Path) -> None:
 
 def test_each_line_is_shown_whole_to_who_watches(tmp_path: Path) -> None:
     lines: list[str] = []
-    log = log_file.RotatingLog(tmp_path / "log", seen=lines.append)
+    log = process.RotatingLog(tmp_path / "log", seen=lines.append)
     for piece in (b"slot 1 | selected slot", b" by LRU\nnext\n\nla", b"st"):
         log.feed(piece)
     log.close()
@@ -167,7 +167,7 @@ def test_each_line_is_shown_whole_to_who_watches(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    log = log_file.RotatingLog(tmp_path / "file" / "log")
+    log = process.RotatingLog(tmp_path / "file" / "log")
     log.feed(b"one\ntwo\n")
     log.close()
     assert log.recent() == ["one", "two"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from slotwise.launcher import profile
-from slotwise.launcher.profile import ProfileError
-from slotwise.launcher.settings import AttachedServer, LaunchedServer
+from slotwise.launcher.profile import profile
+from slotwise.launcher.profile.profile import ProfileError
+from slotwise.launcher.profile.settings import AttachedServer, LaunchedServer
 from tests.launcher.written import faults_of, gguf, load
 
 

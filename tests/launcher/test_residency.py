@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.launcher.residency import Headroom, growth_to_come, verdict
+from slotwise.launcher.plan.fitting import Headroom, growth_to_come, verdict
 
 GIB = 2**30
 

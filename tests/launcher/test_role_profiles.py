@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher.profile import Profile, ProfileError, load_all
-from slotwise.launcher.settings import NAME_RULE
+from slotwise.launcher.profile.profile import Profile, ProfileError, load_all
+from slotwise.launcher.profile.settings import NAME_RULE
 
 SERVER = {"model": "embedded:tiny", "parallel": 1, "ctx_size": 1024}
 

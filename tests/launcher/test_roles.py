@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher.residency import Headroom
-from slotwise.launcher.residents import Journal, Residents
-from slotwise.launcher.roles import Decision, Patience, Role, Roles, State
+from slotwise.launcher.plan.fitting import Headroom
+from slotwise.launcher.roles.residents import Journal, Residents
+from slotwise.launcher.roles.roles import Decision, Patience, Role, Roles, State
 
 GIB = 2**30
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.launcher import states
-from slotwise.launcher.states import Life, State
+from slotwise.launcher.process import supervisor
+from slotwise.launcher.process.supervisor import Life, State
 
 
 def test_a_failure_is_tried_again_later_and_later_up_to_a_cap() -> None:
     life, now, delays = Life(), 0.0, []
     for _ in range(10):
-        life = states.failed(states.start(life, now), now, "no luck")
+        life = supervisor.failed(supervisor.start(life, now), now, "no luck")
         assert life.state is State.BACKOFF
         assert life.retry_at is not None
         delays.append(life.retry_at - now)
@@ -20,24 +20,24 @@ def test_a_failure_is_tried_again_later_and_later_up_to_a_cap() -> None:
 
 
 def test_the_delay_stays_a_number_after_thousands_of_failures() -> None:
-    assert states.delay_s(100_000) == states.LONGEST_DELAY_S
+    assert supervisor.delay_s(100_000) == supervisor.LONGEST_DELAY_S
 
 
 def test_an_engine_that_was_stable_starts_over_with_a_short_delay() -> None:
     life = Life(State.READY, since=100, failures=6)
-    assert states.failed(life, 100 + states.STABLE_AFTER_S, "died").failures == 1
+    assert supervisor.failed(life, 100 + supervisor.STABLE_AFTER_S, "died").failures == 1
 
 
 def test_an_engine_that_dies_soon_after_each_start_waits_longer_each_time() -> None:
-    life = states.ready(states.start(Life(failures=6), 0), 1)
-    assert states.failed(life, 2, "died").failures == 7
+    life = supervisor.ready(supervisor.start(Life(failures=6), 0), 1)
+    assert supervisor.failed(life, 2, "died").failures == 7
 
 
 def test_a_stopped_engine_may_be_started_again() -> None:
-    life = states.exited(states.stop(Life(State.READY), 5), 6)
-    assert states.start(life, 7).state is State.STARTING
+    life = supervisor.exited(supervisor.stop(Life(State.READY), 5), 6)
+    assert supervisor.start(life, 7).state is State.STARTING
 
 
 def test_what_the_diagram_does_not_have_is_an_error() -> None:
-    with pytest.raises(states.WrongTransitionError, match="from stopped, expected starting"):
-        states.ready(Life(), 0)
+    with pytest.raises(supervisor.WrongTransitionError, match="from stopped, expected starting"):
+        supervisor.ready(Life(), 0)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slotwise.launcher import status
-from slotwise.launcher.status_view import ago, percent, span, view
+from slotwise.launcher.cli import status
+from slotwise.launcher.cli.status import ago, percent, span, view
 from tests.launcher.test_explain import Server, serving
 
 HOSTILE = "[bold]x[/]\x1b[2J"

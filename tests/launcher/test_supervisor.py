@@ -12,16 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slotwise.launcher import states, supervisor
-from slotwise.launcher.listener import Cause, Listener
-from slotwise.launcher.supervisor import EngineSpec, Supervisor
+from slotwise.launcher.process import supervisor
+from slotwise.launcher.process.supervisor import Cause, EngineSpec, Listener, Supervisor
 from tests.launcher import children
 from tests.launcher.heard import Heard
 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY_S", 0.01)
 
 
 def _spec(directory: Path, plan: str, start_timeout_s: float = 20) -> EngineSpec:

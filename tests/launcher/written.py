@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from slotwise.launcher import profile
-from slotwise.launcher.profile import Profile, ProfileError
+from slotwise.launcher.profile import profile
+from slotwise.launcher.profile.profile import Profile, ProfileError
 
 
 def no_policy_faults(policy: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slotwise.policies.affinity import Returns, expected_loss_s
 from slotwise.policies.displaced import Displacements
 from slotwise.policies.params import Cost
-from slotwise.policies.park import State
+from slotwise.policies.ram_cache import State
 from tests.proxy.script import text
 
 

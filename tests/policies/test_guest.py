@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from slotwise.policies.affinity import Returns, chance_of_return, expected_loss_s
-from slotwise.policies.case import View
 from slotwise.policies.decide import decide
 from slotwise.policies.params import Cost, Params
-from slotwise.policies.park import State
 from slotwise.policies.prefix import pack
+from slotwise.policies.ram_cache import State
+from slotwise.policies.slot_costs import View
 from slotwise.policies.types import Hold, Match, Place, Request, Rule, SlotId, SlotView, WaitingView
 
 # A millisecond a token, so that seconds are easy to foresee.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.launcher.settings import MemorySection
+from slotwise.launcher.profile.settings import MemorySection
 from slotwise.policies.admission import (
     GIB,
     MIB,

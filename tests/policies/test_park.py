@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from slotwise.bench.ram_cache import RamCache
-from slotwise.policies.park import NOTHING, Park, State
+from slotwise.bench.sim.engine import RamCache
 from slotwise.policies.prefix import Tokens, pack
+from slotwise.policies.ram_cache import NOTHING, Park, State
 
 
 def ids(count: int, first: int = 0) -> Tokens:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from slotwise.policies import regret
-from slotwise.policies.case import Case, View
-from slotwise.policies.fairness import jain_index
+from slotwise.policies.order import jain_index
 from slotwise.policies.params import Cost, Params
-from slotwise.policies.park import State
 from slotwise.policies.prefix import pack
+from slotwise.policies.ram_cache import State
 from slotwise.policies.regret import Loss, Obstacle
+from slotwise.policies.slot_costs import Case, View
 from slotwise.policies.types import Match, Reason, Request, SlotId, SlotView, WaitingView
 
 PARAMS = Params(cost=Cost(prefill_c_s=0, prefill_a_s=1e-3, prefill_b_s=0))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from slotwise.launcher import gguf_header, tiny_model
+from slotwise.launcher.model import gguf_header, tiny_model
 from slotwise.proxy.core.events import EngineReady
 from slotwise.proxy.telemetry.metrics import Metrics
 from slotwise.proxy.tokens.local_encoder import LocalEncoder, from_vocabulary

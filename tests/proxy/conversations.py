@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slotwise.proxy.chat.identity import Session, SessionTable
+from slotwise.proxy.chat.sessions import Session, SessionTable
 from tests.proxy.client_shapes import Talk, Wire, talk, used
 
 

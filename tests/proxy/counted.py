@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Reason, Request, Rule, SlotId
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import RequestArrived, RequestFinished
+from slotwise.proxy.core.events import Dispatch, RequestArrived, RequestFinished
 from slotwise.proxy.telemetry.metrics import Metrics
 
 PROMPT_TOKENS = "slotwise_prompt_tokens_total"

@@ -6,9 +6,9 @@ from typing import Any
 
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Request
-from slotwise.proxy.engine.asking import Pace
+from slotwise.proxy.engine.pace import Pace
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.proxy.shell import Recorder, queue
 
 FAST = Pace(between_s=0.05, delay_s=0.01)

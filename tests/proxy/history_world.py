@@ -9,8 +9,9 @@ from zlib import crc32
 from slotwise.policies.attribution import Cause
 from slotwise.policies.prefix import lcp, pack
 from slotwise.policies.types import Request, Section
-from slotwise.proxy.core.actions import Action, Dispatch
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineLost,
     EngineReady,
     Event,

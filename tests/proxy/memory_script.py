@@ -8,18 +8,21 @@ from typing import Any
 from slotwise.policies.admission import GIB, MIB, Growth, Limits
 from slotwise.policies.params import Params
 from slotwise.policies.types import Request
-from slotwise.proxy.core.actions import Action, Dispatch, Level, Reclaim, Reclaimed
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineLost,
     EngineReady,
     Event,
+    Level,
     MemorySampled,
     ProfileUnloaded,
+    Reclaim,
+    Reclaimed,
     ReclaimEnded,
     RequestArrived,
 )
-from slotwise.proxy.core.memory_gate import MemoryRules
-from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.memory import Member, MemoryRules
 from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.script import params, text
 

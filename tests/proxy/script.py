@@ -9,8 +9,9 @@ from typing import Any
 from slotwise.policies.params import Cost, Params
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Request
-from slotwise.proxy.core.actions import Action, Dispatch, WakeAt
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineReady,
     Failure,
     RequestArrived,
@@ -20,6 +21,7 @@ from slotwise.proxy.core.events import (
     SlotReport,
     SlotsReported,
     Tick,
+    WakeAt,
 )
 from slotwise.proxy.core.scheduler import Scheduler
 

@@ -15,11 +15,10 @@ import uvicorn
 
 from slotwise.policies.params import Params
 from slotwise.proxy.api.app import create_app
-from slotwise.proxy.core.actions import Action, Dispatch
-from slotwise.proxy.core.events import Event, RequestFailed, RequestFinished
-from slotwise.proxy.engine.asking import Pace
+from slotwise.proxy.core.events import Action, Dispatch, Event, RequestFailed, RequestFinished
+from slotwise.proxy.engine.pace import Pace
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.running_proxy import samples
 from tests.support import wait_until_async
 

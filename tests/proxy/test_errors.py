@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slotwise.proxy.core.actions import Refuse
+from slotwise.proxy.core.events import Refuse
 from slotwise.proxy.errors import ProxyError, UpstreamError, bad, framed, refused
 
 

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slotwise.launcher import gguf_header, tiny_model
+from slotwise.launcher.model import gguf_header, tiny_model
 from slotwise.policies.prefix import pack
-from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.chat.request import Kind, prepare
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError
 from slotwise.proxy.tokens.encoders import Source
 from slotwise.proxy.tokens.local_encoder import LocalEncoder
-from slotwise.proxy.tokens.render import Renderer, Template
-from slotwise.proxy.tokens.tokenize import Encoded, Tokenizer
+from slotwise.proxy.tokens.template import Renderer, Template
+from slotwise.proxy.tokens.tokenizer import Encoded, Tokenizer
 
 BOUND_S = 30.0
 BOS = 7

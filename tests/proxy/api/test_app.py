@@ -13,7 +13,7 @@ import pytest
 
 from slotwise.proxy.api.app import GENERATING, NOT_PLACED, create_app
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer
 

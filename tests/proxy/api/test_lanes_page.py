@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.browser import axe_source, chromium, grave_findings, page
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.support import StubServer, wait_until

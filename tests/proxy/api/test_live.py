@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from slotwise.proxy.api import lanes_page
-from slotwise.proxy.api.live import MOST_LISTENERS, Live
+from slotwise.proxy.api.status import MOST_LISTENERS, Live
 from tests.proxy.shell import CHAT, Proxy, chat, proxy
 from tests.support import StubServer, wait_until_async
 

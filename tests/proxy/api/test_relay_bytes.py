@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from slotwise.policies.admission import MARGIN
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import RequestFinished
+from slotwise.proxy.core.events import Dispatch, RequestFinished
 from tests.proxy.shell import CHAT, LONG, chat, proxy, streaming
 from tests.running_proxy import samples
 from tests.support import StubServer

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.api import forward
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import Failure, RequestFailed
+from slotwise.proxy.api import generate
+from slotwise.proxy.core.events import Dispatch, Failure, RequestFailed
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, queue, told
@@ -114,9 +113,9 @@ def test_a_silent_engine_ends_the_request_after_its_bound(stub: StubServer) -> N
 def test_a_slot_that_cannot_be_emptied_serves_all_the_same(
     stub: StubServer, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run_as_it_is = forward.Forwarding.run
+    run_as_it_is = generate.Forwarding.run
 
-    async def run_emptied(self: forward.Forwarding, dispatch: Dispatch) -> int:
+    async def run_emptied(self: generate.Forwarding, dispatch: Dispatch) -> int:
         return await run_as_it_is(self, replace(dispatch, empties=True))
 
     async def empty(self: EngineClient, id_slot: int) -> bool:
@@ -124,7 +123,7 @@ def test_a_slot_that_cannot_be_emptied_serves_all_the_same(
             raise EngineUnreachableError("no answer")
         return False
 
-    monkeypatch.setattr(forward.Forwarding, "run", run_emptied)
+    monkeypatch.setattr(generate.Forwarding, "run", run_emptied)
     monkeypatch.setattr(EngineClient, "empty", empty)
 
     async def run() -> None:
@@ -140,7 +139,7 @@ def test_a_slot_that_cannot_be_emptied_serves_all_the_same(
 def test_a_stream_kept_open_behind_its_end_is_ended(
     stub: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "_TAIL_S", 0.3)
+    monkeypatch.setattr(generate, "_TAIL_S", 0.3)
 
     async def run() -> None:
         async with proxy(stub.url) as p:

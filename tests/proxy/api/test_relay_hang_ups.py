@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from slotwise.proxy.api.app import create_app
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import Failure, RequestCancelled, RequestFailed
+from slotwise.proxy.core.events import Dispatch, Failure, RequestCancelled, RequestFailed
 from tests.proxy.shell import CHAT, chat, counted, hang_up_in, one_ending_each, proxy, queue
 from tests.support import StubServer, wait_until_async
 

@@ -10,9 +10,8 @@ import pytest
 
 from slotwise.policies.params import Params
 from slotwise.proxy.chat.normalize import Normalize
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import RequestArrived
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.core.events import Dispatch, RequestArrived
+from slotwise.proxy.serving.served import ServedProfile
 from tests.proxy.shell import CHAT, proxy
 from tests.support import StubServer, wait_until_async
 

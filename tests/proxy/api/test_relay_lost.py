@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import Failure, RequestFailed
+from slotwise.proxy.core.events import Dispatch, Failure, RequestFailed
 from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, streaming, told
 from tests.support import StubServer, wait_until_async
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from slotwise.policies.types import Reason
-from slotwise.proxy.core.actions import Dispatch
+from slotwise.proxy.core.events import Dispatch
 from tests.proxy.shell import CHAT, LONG, chat, one_ending_each, proxy, queue
 from tests.running_proxy import samples
 from tests.support import StubServer, wait_until_async

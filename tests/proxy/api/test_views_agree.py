@@ -11,10 +11,10 @@ import httpx
 import pytest
 from rich.console import Console
 
-from slotwise.launcher import status as terminal
+from slotwise.launcher.cli import status as terminal
 from slotwise.policies.admission import Limits
 from slotwise.policies.params import Params
-from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.memory import MemoryRules
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.memory.watch import MemoryWatch
 from tests.browser import chromium, page

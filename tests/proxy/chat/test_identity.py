@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.chat.identity import FRONT, Session
+from slotwise.proxy.chat.sessions import FRONT, Session
 from tests.proxy import claude_shapes
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Talk, Wire, talk, tools, used

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotwise.bench import trace
-from slotwise.proxy.chat.identity import Session, SessionTable
+from slotwise.bench.trace import trace
+from slotwise.proxy.chat.sessions import Session, SessionTable
 from tests import support
 from tests.proxy.client_shapes import Talk, Wire, talk, tools, used
 from tests.proxy.conversations import FIVE, Proxy, hinted, one, plain

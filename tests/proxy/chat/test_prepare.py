@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slotwise.policies.types import SlotId
-from slotwise.proxy.chat.prepare import Kind, Prepared, prepare
+from slotwise.proxy.chat.request import Kind, Prepared, prepare
 from slotwise.proxy.errors import ProxyError
 
 NAMES = {"main": "main", "gpt": "main"}

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.chat.identity import UNKNOWN
-from slotwise.proxy.chat.shapes import hint_of
-from slotwise.proxy.chat.turns import TurnReader
+from slotwise.proxy.chat.sessions import UNKNOWN, TurnReader
+from slotwise.proxy.chat.wire import hint_of
 from tests.proxy import client_shapes as shapes
 from tests.proxy.client_shapes import Wire, talk
 from tests.proxy.conversations import FIVE, Proxy, one, plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.proxy.core.keeping import Keeping
+from slotwise.proxy.core.slot_holds import Keeping
 from tests.proxy.script import dispatches, finished, in_session, scheduler, serve
 
 

@@ -9,12 +9,14 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from slotwise.policies.types import Request
-from slotwise.proxy.core.actions import Action, Dispatch, Refuse, WakeAt
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineLost,
     EngineReady,
     Event,
     Failure,
+    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -23,6 +25,7 @@ from slotwise.proxy.core.events import (
     SlotReport,
     SlotsReported,
     Tick,
+    WakeAt,
 )
 from slotwise.proxy.core.mirror import SlotState
 from slotwise.proxy.core.scheduler import Scheduler

@@ -6,16 +6,17 @@ import pytest
 
 from slotwise.policies.admission import GIB, MIB, Growth
 from slotwise.policies.types import Reason
-from slotwise.proxy.core.actions import Dispatch, Refuse
 from slotwise.proxy.core.events import (
+    Dispatch,
     EngineLoading,
     EngineLost,
     Failure,
     ProfileUnloaded,
+    Refuse,
     RequestFailed,
     Tick,
 )
-from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.memory import Member
 from slotwise.proxy.core.scheduler import Scheduler
 from tests.proxy.memory_script import CHECKPOINTS, PLAIN, World, dispatched
 from tests.proxy.script import finished, next_wake, params

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slotwise.proxy.core.actions import Action, Dispatch
 from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
     EngineReady,
     Failure,
     RequestArrived,

@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from slotwise.policies.admission import GIB, MIB, Growth, Limits
-from slotwise.proxy.core.actions import Action, AskSlots, Dispatch, Reclaim, Refuse
-from slotwise.proxy.core.events import EngineLoading, EngineLost, SlotReport, SlotsReported
-from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.events import (
+    Action,
+    AskSlots,
+    Dispatch,
+    EngineLoading,
+    EngineLost,
+    Reclaim,
+    Refuse,
+    SlotReport,
+    SlotsReported,
+)
+from slotwise.proxy.core.memory import Member
 from slotwise.proxy.core.scheduler import Scheduler
 from slotwise.proxy.telemetry.journal import Journal, read
 from tests.proxy.memory_script import CHECKPOINTS, PLAIN, World, dispatched, reclaims, results

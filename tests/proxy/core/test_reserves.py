@@ -7,8 +7,8 @@ import random
 from slotwise.policies.admission import GIB, MIB, Growth, Need, buffer_bytes
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Request, SlotId
-from slotwise.proxy.core.actions import Dispatch
 from slotwise.proxy.core.events import (
+    Dispatch,
     EngineLost,
     Failure,
     RequestCancelled,
@@ -16,7 +16,7 @@ from slotwise.proxy.core.events import (
     RequestFinished,
     RequestProgressed,
 )
-from slotwise.proxy.core.reserves import Placing, Reserves
+from slotwise.proxy.core.reservations import Placing, Reserves
 from tests.proxy.memory_script import World
 from tests.proxy.script import finished, params
 

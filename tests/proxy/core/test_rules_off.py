@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from slotwise.policies.params import KNOBS
-from slotwise.proxy.core.actions import Action, Dispatch, Refuse
-from slotwise.proxy.core.events import EngineReady, RequestArrived
+from slotwise.proxy.core.events import Action, Dispatch, EngineReady, Refuse, RequestArrived
 from slotwise.proxy.core.scheduler import Scheduler
 from slotwise.proxy.telemetry.journal import Journal, read
 from tests.proxy import rule_scripts as does

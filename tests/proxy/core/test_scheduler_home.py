@@ -6,7 +6,7 @@ import pytest
 
 from slotwise.policies.params import Cost
 from slotwise.policies.types import Reason
-from slotwise.proxy.core.actions import AskSlots, Dispatch
+from slotwise.proxy.core.events import AskSlots, Dispatch
 from tests.proxy.script import (
     arrived,
     chat,

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from slotwise.proxy.core.actions import AskSlots, Mismatch
-from slotwise.proxy.core.events import Failure, RequestFailed, RequestFinished, RequestProgressed
+from slotwise.proxy.core.events import (
+    AskSlots,
+    Failure,
+    Mismatch,
+    RequestFailed,
+    RequestFinished,
+    RequestProgressed,
+)
 from tests.proxy.script import (
     arrived,
     dispatches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slotwise.policies.types import Reason
-from slotwise.proxy.core.actions import Refuse
+from slotwise.proxy.core.events import Refuse
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotwise.policies.types import Reason
-from slotwise.proxy.core.actions import Refuse
+from slotwise.proxy.core.events import Refuse
 from tests.proxy.script import arrived, dispatches, finished, scheduler, serve, text
 
 

@@ -10,8 +10,7 @@ import orjson
 import psutil
 import pytest
 
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import RequestCancelled, RequestFailed, RequestFinished
+from slotwise.proxy.core.events import Dispatch, RequestCancelled, RequestFailed, RequestFinished
 from tests.proxy.shell import Proxy, chat, one_ending_each, proxy, queue
 from tests.support import StubServer, wait_until_async
 

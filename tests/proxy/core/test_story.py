@@ -11,10 +11,18 @@ from slotwise.policies.order import Promotion
 from slotwise.policies.params import Cost
 from slotwise.policies.regret import Obstacle
 from slotwise.policies.types import SIDE_JOB
-from slotwise.proxy.core.actions import Action, Dispatch, HoldEnded, HoldResult, HomeWait
-from slotwise.proxy.core.events import EngineLost, RequestArrived, RequestProgressed
+from slotwise.proxy.core.events import (
+    Action,
+    Dispatch,
+    EngineLost,
+    HoldEnded,
+    HoldResult,
+    HomeWait,
+    RequestArrived,
+    RequestProgressed,
+)
 from slotwise.proxy.core.scheduler import Scheduler
-from slotwise.proxy.core.standing import SessionState
+from slotwise.proxy.core.snapshot import SessionState
 from tests.proxy.script import (
     LONG_ANSWERS,
     arrived,

@@ -6,7 +6,7 @@ import pytest
 
 from slotwise.policies.attribution import Cause
 from slotwise.policies.types import Reason
-from slotwise.proxy.core import words
+from slotwise.proxy.core import snapshot
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,18 @@ from slotwise.proxy.core import words
 def test_a_wait_is_said_with_its_figures(
     reason: str, why: str, left_s: float | None, said: str
 ) -> None:
-    assert words.why_it_waits(reason, why, left_s) == said  # type: ignore[arg-type]
+    assert snapshot.why_it_waits(reason, why, left_s) == said  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_no_wait_is_said_by_its_label(reason: Reason) -> None:
-    said = words.why_it_waits(reason, "the rule's own words", 3.0)
+    said = snapshot.why_it_waits(reason, "the rule's own words", 3.0)
     assert said
     assert "_" not in said
 
 
 def test_every_cause_has_words() -> None:
-    assert len({words.cause(cause) for cause in Cause}) == len(Cause)
+    assert len({snapshot.cause(cause) for cause in Cause}) == len(Cause)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_every_cause_has_words() -> None:
     ],
 )
 def test_what_a_slot_does(state: str, read: bool | None, held: int, prompt: int, said: str) -> None:
-    assert words.what_a_slot_does(state, read, held, prompt) == said
+    assert snapshot.what_a_slot_does(state, read, held, prompt) == said
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_what_a_slot_does(state: str, read: bool | None, held: int, prompt: int,
     [(0, "1 s"), (1.01, "2 s"), (119, "119 s"), (120, "2 min"), (121, "3 min")],
 )
 def test_a_time_to_come_is_rounded_up(value: float, said: str) -> None:
-    assert words.seconds(value) == said
+    assert snapshot.seconds(value) == said

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from slotwise.proxy.core.events import Failure, RequestFailed
-from slotwise.proxy.engine.gathered import Gathered
+from slotwise.proxy.engine.sse import Gathered
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import StubServer, wait_until_async
 

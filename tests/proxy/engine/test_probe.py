@@ -8,7 +8,7 @@ import pytest
 
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.engine.probe import ProbeResult, probe
-from slotwise.proxy.serving.life import ServedProfile, build_of
+from slotwise.proxy.serving.served import ServedProfile, build_of
 from tests.support import StubServer
 
 

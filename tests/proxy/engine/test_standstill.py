@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import Failure, RequestFailed, SlotReport
-from slotwise.proxy.engine.standstill import Standstill
+from slotwise.proxy.core.events import Dispatch, Failure, RequestFailed, SlotReport
+from slotwise.proxy.engine.slots_poller import Standstill
 from tests.proxy.shell import CHAT, chat, proxy, queue
 from tests.support import StubServer, wait_until_async
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slotwise.proxy.engine.client import EngineClient
-from slotwise.proxy.engine.upstream import LINGER_S, MAX_BUFFERED_BYTES, UpstreamStream, post
+from slotwise.proxy.engine.stream import LINGER_S, MAX_BUFFERED_BYTES, UpstreamStream, post
 from slotwise.proxy.errors import EngineUnreachableError
 from tests.support import open_fds, wait_until_async
 

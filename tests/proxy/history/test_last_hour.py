@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slotwise.policies.attribution import Cause
-from slotwise.proxy.history.last_hour import LastHour
+from slotwise.proxy.history.history import LastHour
 from tests.proxy.history.test_explain import record
 
 AT = 1_000_000.0

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from slotwise.policies.admission import GIB, Headroom, memory_shortage
-from slotwise.proxy.memory import free_lists
-from slotwise.proxy.memory.meminfo import MemInfo, group_at, own_groups
-from slotwise.proxy.memory.process_memory import family_pss_bytes, own_bytes, pss_bytes
+from slotwise.proxy.memory.meminfo import (
+    ZONEINFO,
+    MemInfo,
+    family_pss_bytes,
+    group_at,
+    own_bytes,
+    own_groups,
+    pss_bytes,
+)
 from tests.scripted_meminfo import text, zones
 
 NOWHERE = Path("/nonexistent/pressure")
@@ -202,7 +208,7 @@ def test_of_a_limited_group_the_machines_lists_are_no_part(meminfo: Path, tmp_pa
     assert (within.read().free_lists_bytes, within.read().processes_bytes) == (0, None)
 
 
-@pytest.mark.skipif(not free_lists.ZONEINFO.exists(), reason="no /proc/zoneinfo here")
+@pytest.mark.skipif(not ZONEINFO.exists(), reason="no /proc/zoneinfo here")
 def test_the_kernels_own_lists_are_read_where_its_meminfo_is() -> None:
     found = MemInfo(cgroup="off").read()
     assert found.processes_bytes

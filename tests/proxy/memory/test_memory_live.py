@@ -14,10 +14,10 @@ import pytest
 
 from slotwise.policies.admission import MIB, Growth, Limits
 from slotwise.policies.params import Params
-from slotwise.proxy.core.memory_gate import MemoryRules
+from slotwise.proxy.core.memory import MemoryRules
 from slotwise.proxy.memory.meminfo import MemInfo
 from slotwise.proxy.memory.watch import MemoryWatch
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.clients import words
 from tests.running_proxy import RunningProxy, run_proxy
 from tests.scripted_meminfo import GIB, ScriptedMeminfo

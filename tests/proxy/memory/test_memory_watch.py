@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.proxy.memory.meminfo import MemInfo
-from slotwise.proxy.memory.process_memory import own_bytes
+from slotwise.proxy.memory.meminfo import MemInfo, own_bytes
 from slotwise.proxy.memory.watch import MemoryWatch
 from tests.scripted_meminfo import GIB, text, zones
 

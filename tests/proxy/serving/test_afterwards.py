@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slotwise.proxy.serving.afterwards import Afterwards
+from slotwise.proxy.serving.driver import Afterwards
 from tests.support import wait_until_async
 
 

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from slotwise.proxy.core.actions import Dispatch
-from slotwise.proxy.core.events import Failure, RequestCancelled, RequestFailed, Tick
+from slotwise.proxy.core.events import Dispatch, Failure, RequestCancelled, RequestFailed, Tick
 from slotwise.proxy.engine.sse import Seen
 from slotwise.proxy.errors import ProxyError
 from slotwise.proxy.serving.driver import Driver

@@ -11,7 +11,7 @@ import pytest
 from slotwise.proxy.core.events import EngineReady, Failure, RequestFailed
 from slotwise.proxy.errors import ProxyError
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.proxy.counted import nonzero
 from tests.proxy.driven import FAST, made, request
 from tests.proxy.shell import Recorder, one_ending_each

@@ -11,7 +11,7 @@ from slotwise.policies.types import Request
 from slotwise.proxy.core.events import EngineReady
 from slotwise.proxy.engine.sse import Seen
 from slotwise.proxy.serving.driver import Driver
-from slotwise.proxy.serving.life import ServedProfile
+from slotwise.proxy.serving.served import ServedProfile
 from tests.proxy.shell import CHAT, chat, proxy
 from tests.support import ROOT, StubServer
 

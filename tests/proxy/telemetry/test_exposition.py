@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.registry import Collector
 
 from slotwise.proxy.core.events import EngineReady
-from slotwise.proxy.telemetry import exposition
+from slotwise.proxy.telemetry import engine_metrics
 from slotwise.proxy.telemetry.metrics import Metrics
 
 
@@ -32,7 +32,7 @@ def test_the_text_is_byte_for_byte_the_librarys() -> None:
     Histogram("h", "Seconds.", ("k",), registry=registry, buckets=(0.1, 5)).labels("v").observe(1)
     registry.register(Told())
     for _ in range(2):  # the second time from what was remembered
-        assert b"".join(exposition.families(registry)) == generate_latest(registry)
+        assert b"".join(engine_metrics.families(registry)) == generate_latest(registry)
 
 
 def test_so_are_our_own_series() -> None:

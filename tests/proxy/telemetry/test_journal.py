@@ -14,12 +14,16 @@ import pytest
 from slotwise.policies.params import Params
 from slotwise.policies.prefix import Tokens, pack
 from slotwise.policies.types import Reason, Request, Rule, SlotId
-from slotwise.proxy.core.actions import Action, AskSlots, Dispatch, Mismatch, Refuse, WakeAt
 from slotwise.proxy.core.events import (
+    Action,
+    AskSlots,
+    Dispatch,
     EngineLost,
     EngineReady,
     Event,
     Failure,
+    Mismatch,
+    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -28,6 +32,7 @@ from slotwise.proxy.core.events import (
     SlotReport,
     SlotsReported,
     Tick,
+    WakeAt,
 )
 from slotwise.proxy.core.scheduler import Scheduler
 from slotwise.proxy.telemetry.journal import Journal, read

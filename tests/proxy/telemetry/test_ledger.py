@@ -13,7 +13,7 @@ import pytest
 
 from slotwise.policies.attribution import Cause
 from slotwise.proxy.history.record import Known
-from slotwise.proxy.telemetry.ledger import Ledger
+from slotwise.proxy.telemetry.request_log import Ledger
 from tests.proxy.history.test_explain import changed, record
 
 

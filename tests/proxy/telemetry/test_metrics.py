@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from slotwise.launcher.listener import Cause
+from slotwise.launcher.process.supervisor import Cause
 from slotwise.policies.types import Reason, Rule, SlotId
-from slotwise.proxy.core.actions import Mismatch, Refuse
 from slotwise.proxy.core.events import (
     EngineLost,
     Failure,
+    Mismatch,
+    Refuse,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     SlotsReported,
 )
-from slotwise.proxy.core.status import SlotStatus, Waiting
+from slotwise.proxy.core.snapshot import SlotStatus, Waiting
 from slotwise.proxy.telemetry.metrics import Metrics
 from tests.proxy.counted import (
     PROMPT_TOKENS,

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from slotwise.policies.admission import MIB, Limits
-from slotwise.proxy.core.actions import Action, Dispatch, Reclaim
-from slotwise.proxy.core.events import Event, MemorySampled
-from slotwise.proxy.core.reclaiming import Member
+from slotwise.proxy.core.events import Action, Dispatch, Event, MemorySampled, Reclaim
+from slotwise.proxy.core.memory import Member
 from slotwise.proxy.core.scheduler import Scheduler
-from slotwise.proxy.telemetry.journal import Journal, read
-from slotwise.proxy.telemetry.thinned import Thinned
+from slotwise.proxy.telemetry.journal import Journal, Thinned, read
 from tests.proxy.memory_script import CHECKPOINTS, World
 from tests.proxy.script import finished
 

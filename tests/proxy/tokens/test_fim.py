@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.chat.request import Kind, prepare
 from slotwise.proxy.errors import ProxyError
 from slotwise.proxy.tokens.fim import FimTokens, InfillFlags, Pieces, compose, files_content
 from slotwise.proxy.tokens.vocabulary import TokenType, Vocabulary

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotwise.launcher import gguf_header
+from slotwise.launcher.model import gguf_header
 from slotwise.proxy.tokens.encoders import Source
 from slotwise.proxy.tokens.local_encoder import SPLITS, UnsupportedError, from_file, from_vocabulary
 from slotwise.proxy.tokens.vocabulary import TokenType, Vocabulary
@@ -154,7 +154,7 @@ def test_a_tokenizer_file_is_used_without_what_the_engine_does_not_do(tmp_path: 
 
 
 def test_a_vocabulary_is_read_from_a_gguf_file(tmp_path: Path) -> None:
-    from slotwise.launcher import tiny_model
+    from slotwise.launcher.model import tiny_model
 
     path = tiny_model.build(tmp_path)
     fields = gguf_header.read_vocabulary(path)

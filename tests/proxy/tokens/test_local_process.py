@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slotwise.launcher import tiny_model
-from slotwise.proxy.tokens import local_tokenizer
-from slotwise.proxy.tokens.encoders import Source
+from slotwise.launcher.model import tiny_model
+from slotwise.proxy.tokens import encoders
+from slotwise.proxy.tokens.encoders import SHORT_CHARS, HereEncoder, Source
 from slotwise.proxy.tokens.local_encoder import LocalEncoder
-from slotwise.proxy.tokens.local_tokenizer import SHORT_CHARS, HereEncoder
-from slotwise.proxy.tokens.tokenize import Tokenizer
+from slotwise.proxy.tokens.tokenizer import Tokenizer
 from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
 
 
@@ -49,8 +48,8 @@ def test_a_large_vocabulary_is_built_in_the_process_alone(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def parts(most: int) -> int:
-        monkeypatch.setattr(local_tokenizer, "SMALL_VOCABULARY_TOKENS", most)
-        local = local_tokenizer.Local("main", source(tiny))
+        monkeypatch.setattr(encoders, "SMALL_VOCABULARY_TOKENS", most)
+        local = encoders.Local("main", source(tiny))
         try:
             return len((await local.get())[0].parts)
         finally:

@@ -19,12 +19,17 @@ from slotwise.policies.prefix import Tokens, lcp, pack
 from slotwise.policies.types import Section
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import UpstreamError
-from slotwise.proxy.tokens.known_prompts import Mapped, SegmentCache, Trails
-from slotwise.proxy.tokens.media import FIRST_ID, Medium, stand_in, without_media
-from slotwise.proxy.tokens.media_prompt import MediaPrompts, _joined
-from slotwise.proxy.tokens.prompt_encoder import Edges, PromptEncoder
-from slotwise.proxy.tokens.prompt_sections import one_section, sections_of
+from slotwise.proxy.tokens.media import (
+    FIRST_ID,
+    MediaPrompts,
+    Medium,
+    _joined,
+    stand_in,
+    without_media,
+)
+from slotwise.proxy.tokens.prompt_encoder import Edges, Mapped, PromptEncoder, SegmentCache, Trails
 from slotwise.proxy.tokens.segments import Cuts
+from slotwise.proxy.tokens.tokenizer import one_section, sections_of
 from tests.proxy.shell import CHAT, proxy
 from tests.stub_text import media_tokens
 from tests.support import StubServer

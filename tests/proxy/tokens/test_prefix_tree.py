@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from slotwise.proxy.tokens.prefix_tree import PrefixTree
+from slotwise.proxy.tokens.prompt_encoder import PrefixTree
 
 
 def longest_of(texts: dict[int, str], text: str) -> int | None:

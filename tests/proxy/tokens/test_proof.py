@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from slotwise.policies.prefix import pack
-from slotwise.proxy.tokens import knowledge
+from slotwise.proxy.tokens import verification
 from slotwise.proxy.tokens.local_encoder import LocalEncoder
-from slotwise.proxy.tokens.tokenize import Tokenizer
+from slotwise.proxy.tokens.tokenizer import Tokenizer
 from tests.proxy.true_engine import TrueEngine, chat, encode, first_turn, proven, right, run, source
 
 
@@ -60,7 +60,7 @@ def test_one_difference_and_the_engine_encodes_what_is_new(
             engine, messages
         )
 
-    monkeypatch.setattr(knowledge, "probe_texts", lambda _: ["a", "naïve", "b"])
+    monkeypatch.setattr(verification, "probe_texts", lambda _: ["a", "naïve", "b"])
     run(work, source(tiny))
 
 
@@ -82,7 +82,7 @@ def test_a_template_that_renders_otherwise_is_left_to_the_engine(
 def test_one_request_in_a_thousand_is_compared_again(
     tiny: Path, encoder: LocalEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knowledge, "RECHECK_EVERY", 3)
+    monkeypatch.setattr(verification, "RECHECK_EVERY", 3)
 
     async def work(tokenizer: Tokenizer) -> None:
         engine = TrueEngine(encoder)

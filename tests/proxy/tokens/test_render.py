@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from slotwise.proxy.tokens.render import (
+from slotwise.proxy.tokens.template import (
     NotRenderedError,
     Renderer,
     Template,
     may_render,
     template_of,
 )
-from slotwise.proxy.tokens.rendered_alike import Shapes, shape_of
+from slotwise.proxy.tokens.verification import Shapes, shape_of
 
 NOW = datetime(2026, 11, 29, 23, 59)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotwise.policies.prefix import Tokens, pack
-from slotwise.proxy.tokens.known_prompts import Mapped, SegmentCache, Trails, content_key
+from slotwise.proxy.tokens.prompt_encoder import Mapped, SegmentCache, Trails, content_key
 from slotwise.proxy.tokens.segments import Cuts, Piece
 
 CHAT = {"<|im_start|>": 1, "<|im_end|>": 2, "<|endoftext|>": 0}

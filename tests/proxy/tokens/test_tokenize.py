@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from slotwise.policies.prefix import pack
-from slotwise.proxy.chat.prepare import Kind, prepare
+from slotwise.proxy.chat.request import Kind, prepare
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import ProxyError, UpstreamError
-from slotwise.proxy.tokens.tokenize import Encoded, TokenCache, Tokenizer
+from slotwise.proxy.tokens.tokenizer import Encoded, TokenCache, Tokenizer
 
 
 class FakeEngine(EngineClient):

@@ -1,0 +1,1 @@
+"""What slotwise itself costs."""

@@ -1,0 +1,1 @@
+"""Whole schedules in virtual time."""

@@ -1,0 +1,1 @@
+"""Recorded and made-up calls, read and ordered."""

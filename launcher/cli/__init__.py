@@ -1,0 +1,1 @@
+"""The ``slotwise`` command."""

@@ -1,0 +1,1 @@
+"""Whether it fits, before it is started."""

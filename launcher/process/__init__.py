@@ -1,0 +1,1 @@
+"""Processes: engines, and this one."""
