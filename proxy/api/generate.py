@@ -201,7 +201,7 @@ class Exchange:
             )
         )
         self._ticket = ticket
-        self._driver.note(self._id, client=_client(self._headers))
+        self._driver.history.note(self._id, client=_client(self._headers))
         try:
             dispatch = await ticket.decided()
             forwarding = Forwarding(self._driver, self.reply, request, ticket, self._arrived)
@@ -423,13 +423,13 @@ class Forwarding:
             self._first_token = True
             waited_s = self._driver.clock() - self._arrived
             self._driver.metrics.first_token(self._ticket.request.id, waited_s)
-            self._driver.note(self._ticket.request.id, ttft_s=waited_s)
+            self._driver.history.note(self._ticket.request.id, ttft_s=waited_s)
         if seen.done and not self._ticket.ended:
             self._finished(seen)
 
     def _finished(self, seen: Seen) -> None:
         """The engine's own end: what it told goes into the record before the record is made."""
-        self._driver.note(
+        self._driver.history.note(
             self._ticket.request.id,
             prefill_s=seen.prefill_s,
             decode_s=seen.decode_s,

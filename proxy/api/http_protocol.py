@@ -1,10 +1,7 @@
-"""uvicorn's HTTP protocol, with the head of an answer and the begin of its body in one write.
+"""uvicorn's HTTP protocol with a bound on two waits that uvicorn leaves open.
 
-uvicorn writes both on their own, and each write wakes the client: once for a head that holds
-nothing it waits for, before the first token.
-
-Two waits that uvicorn leaves open have a bound here: for the rest of a request's head, and for a
-client to take what it was sent before its connection was closed.
+These are for the rest of a request's head, and for a client to take what it was sent before its
+connection was closed.
 """
 
 from __future__ import annotations
@@ -17,39 +14,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_TIMEOUT_S = 60.0  # for a request's head to come whole, from the connection or its begin
 LINGER_S = 30.0  # for a client to take what was written before the connection was closed
 
-_HEAD = b"HTTP/1."
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class JoinedHead:
-    """A transport that holds a head until the next write, or until the loop's next turn: an
-    answer whose body comes later does not keep its head back."""
+class LingeringTransport:
+    """A transport whose close waits for the client a bounded time."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
-        elif data.startswith(_HEAD):
-            self._head = data
-            asyncio.get_running_loop().call_soon(self._flush)
-        else:
-            self._transport.write(data)
 
     def close(self) -> None:
         """What is written still goes out, for as long as somebody takes it."""
-        self._flush()
         self._transport.close()
         if self._transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
-
-    def _flush(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -61,7 +39,7 @@ class Protocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None  # while a head is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, JoinedHead(transport)))
+        super().connection_made(cast(asyncio.Transport, LingeringTransport(transport)))
         self._await_head()
 
     def data_received(self, data: bytes) -> None:

@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 from slotwise.policies.types import Request
 from slotwise.proxy.core.events import (
@@ -133,36 +130,7 @@ class Ticket:
             self._feed(event)
 
 
-LATER_S = 0.005
-
 log = logging.getLogger(__name__)
-
-
-class Afterwards:
-    """Jobs, done in the order in which they came. Where no loop runs, at once."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Callable[[], None]] = deque()
-
-    def add(self, job: Callable[[], None]) -> None:
-        self._jobs.append(job)
-        if len(self._jobs) > 1:
-            return
-        try:
-            asyncio.get_running_loop().call_later(LATER_S, self.catch_up)
-        except RuntimeError:
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        """Do all that is left: for whoever looks at what they do. An error is logged, not raised:
-        what is to be done next has no part in it."""
-        while self._jobs:
-            job = self._jobs.popleft()
-            try:
-                job()
-            except Exception:
-                log.exception("noting what happened")
-
 
 _TIMER_SLACK_S = 0.001  # timers may fire a tick of the loop's clock early
 
@@ -190,10 +158,9 @@ class Driver:
         self.memory = MemoryDesk(gate, watch, lambda e: self.engines.client(e), self.feed, clock)
         self.metrics = Metrics(list(self.profiles), clock)
         offset_s = time.time() - clock()
-        self._history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
+        self.history = History(self.scheduler.cost, keep_bytes, offset_s=offset_s)
         self.clock = clock
         self.events_seen = 0  # grows with every event: who shows the state sees that it changed
-        self._afterwards = Afterwards()
         self._journal = Thinned(journal, self.scheduler.is_calm) if journal else None
         self._ledger = ledger
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
@@ -222,28 +189,21 @@ class Driver:
         self.metrics.observe(event, actions, now)
         if self._journal is not None:
             self._journal.write(now, event, actions)
-        self._afterwards.add(partial(self._write_down, now, event, actions))
+        self._write_down(event, actions, now)
         for action in actions:
             self._run(action)
         self.memory.observe(event, actions)
 
-    def _write_down(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """In the order of the events, behind what they led to: a request does not wait for it."""
-        record = self._history.observe(event, actions, now)
-        if record is not None:
-            self.metrics.attributed(record)
-            if self._ledger is not None:
-                self._ledger.write(record)
-
-    def note(self, id: str, **known: Any) -> None:
-        """What is learnt of a request beside its events, for its record."""
-        self._afterwards.add(partial(self._history.note, id, **known))
-
-    @property
-    def history(self) -> History:
-        """What became of the requests, up to now."""
-        self._afterwards.catch_up()
-        return self._history
+    def _write_down(self, event: Event, actions: Sequence[Action], now: float) -> None:
+        """What happens next has no part in an error of the records: it is logged."""
+        try:
+            record = self.history.observe(event, actions, now)
+            if record is not None:
+                self.metrics.attributed(record)
+                if self._ledger is not None:
+                    self._ledger.write(record)
+        except Exception:
+            log.exception("noting what happened")
 
     def _run(self, action: Action) -> None:
         match action:
@@ -321,7 +281,6 @@ class Driver:
         await self.engines.close()
         await self.memory.close()
         await self.tokenizer.close()
-        self._afterwards.catch_up()
         for file in (self._journal, self._ledger):
             if file is not None:
                 await asyncio.to_thread(file.close)

@@ -13,27 +13,22 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from typing import NamedTuple, cast
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_LINES = 16_384  # remembered beginnings; a profile with an engine of four slots has 700
-_TYPES = {"unknown": "untyped"}  # as the text format calls it
-_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_ESCAPED_VALUE = _ESCAPED | str.maketrans({'"': r"\""})
 
 
 def families(registry: CollectorRegistry) -> Iterator[bytes]:
     """The text of one family after the other."""
     for family in registry.collect():
-        yield _text(family).encode()
+        yield generate_latest(cast(CollectorRegistry, _One(family)))
 
 
 async def in_turns(registry: CollectorRegistry) -> bytes:
@@ -45,25 +40,13 @@ async def in_turns(registry: CollectorRegistry) -> bytes:
     return b"".join(parts)
 
 
-def _text(family: Metric) -> str:
-    name = f"{family.name}_total" if family.type == "counter" else family.name
-    lines = [
-        f"# HELP {name} {family.documentation.translate(_ESCAPED)}\n"
-        f"# TYPE {name} {_TYPES.get(family.type, family.type)}\n"
-    ]
-    for sample in family.samples:
-        begin = _beginning(sample.name, tuple(sample.labels.items()))
-        value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
-        lines.append(f"{begin} {value}\n")
-    return "".join(lines)
+class _One(NamedTuple):
+    """A registry of one family."""
 
+    family: Metric
 
-@lru_cache(_MOST_LINES)
-def _beginning(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    told = ",".join(
-        f'{label}="{value.translate(_ESCAPED_VALUE)}"' for label, value in sorted(labels)
-    )
-    return f"{name}{{{told}}}" if told else name
+    def collect(self) -> tuple[Metric]:
+        return (self.family,)
 
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from slotwise.policies.prefix import Tokens, lcp
 from slotwise.proxy.tokens.encoders import Encoder
@@ -62,115 +62,11 @@ class RecentlyUsed(Generic[V]):
         self.size_bytes = 0
 
 
-T = TypeVar("T")
-
-
-class _Node(Generic[T]):
-    """The end of what all texts below have in common; ``label``: what it adds to its parent's."""
-
-    __slots__ = ("below", "label", "parent", "value")
-
-    def __init__(self, label: str, parent: _Node[T] | None) -> None:
-        self.label = label
-        self.parent = parent
-        self.below: dict[str, _Node[T]] = {}  # by the first character of their labels
-        self.value: T | None = None  # of the text that ends here
-
-
-class PrefixTree(Generic[T]):
-    """Values (hashable, each of one text) by texts."""
-
-    def __init__(self) -> None:
-        self._root: _Node[T] = _Node("", None)
-        self._nodes: dict[T, _Node[T]] = {}
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def longest(self, text: str) -> T | None:
-        """The value of the longest text with which this one begins. None: there is none."""
-        node, at = self._root, 0
-        found = node.value
-        while at < len(text):
-            below = node.below.get(text[at])
-            if below is None or not text.startswith(below.label, at):
-                break
-            node, at = below, at + len(below.label)
-            if node.value is not None:
-                found = node.value
-        return found
-
-    def put(self, text: str, value: T) -> T | None:
-        """Returns the value that this text had before, which is gone."""
-        node = self._node_of(text)
-        before = node.value
-        if before is not None:
-            del self._nodes[before]
-        node.value = value
-        self._nodes[value] = node
-        return before
-
-    def drop(self, value: T) -> None:
-        """Forget a value and its text; one that is not there is no fault."""
-        node = self._nodes.pop(value, None)
-        if node is None:
-            return
-        node.value = None
-        parent = node.parent
-        if not node.below and parent is not None:
-            del parent.below[node.label[0]]
-            node = parent
-        _join(node)
-
-    def _node_of(self, text: str) -> _Node[T]:
-        node, at = self._root, 0
-        while at < len(text):
-            below = node.below.get(text[at])
-            if below is None:
-                below = node.below[text[at]] = _Node(text[at:], node)
-            elif not text.startswith(below.label, at):
-                below = _part(below, _common(below.label, text, at))
-            node, at = below, at + len(below.label)
-        return node
-
-
-def _part(node: _Node[T], chars: int) -> _Node[T]:
-    """A node between this one and its parent, with the first ``chars`` of its label."""
-    parent = node.parent
-    assert parent is not None
-    upper: _Node[T] = _Node(node.label[:chars], parent)
-    parent.below[upper.label[0]] = upper
-    node.label, node.parent = node.label[chars:], upper
-    upper.below[node.label[0]] = node
-    return upper
-
-
-def _join(node: _Node[T]) -> None:
-    """A node that ends no text and parts none goes up in the one below it."""
-    parent = node.parent
-    if parent is None or node.value is not None or len(node.below) != 1:
-        return
-    (below,) = node.below.values()
-    below.label, below.parent = node.label + below.label, parent
-    parent.below[below.label[0]] = below
-
-
-def _common(label: str, text: str, at: int) -> int:
-    """How many characters they share, at least the first: halves are compared in C."""
-    low, high = 1, min(len(label), len(text) - at)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text.startswith(label[low:middle], at + low):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
 DEFAULT_TRAIL_BYTES = 64 * 2**20
 _ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
 _MOST_TRAILS = 256
+_END_CHARS = 64
 
 
 class SegmentCache(RecentlyUsed[bytes]):
@@ -220,6 +116,15 @@ class Trail:
     size_bytes: int
 
 
+class _Kept(NamedTuple):
+    """A trail, whose it is, and the text it stands for."""
+
+    salt: bytes
+    head: str
+    end: str  # of the head: two prompts that share much mostly differ there
+    trail: Trail
+
+
 class Trails:
     """The prompts seen last, within ``max_bytes``.
 
@@ -229,21 +134,25 @@ class Trails:
     def __init__(self, max_bytes: int = DEFAULT_TRAIL_BYTES) -> None:
         self.max_bytes = max_bytes
         self.size_bytes = 0
-        self._trails: OrderedDict[int, tuple[bytes, Trail]] = OrderedDict()
-        self._heads: dict[bytes, PrefixTree[int]] = {}  # by owner: text -> number
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self._trails)
+        return len(self._kept)
 
     def longest(self, salt: bytes, text: str) -> tuple[int, Trail] | None:
         """The longest one with which this text begins, and its number."""
-        heads = self._heads.get(salt)
-        number = heads.longest(text) if heads is not None else None
+        number, chars = None, 0
+        for candidate, kept in self._kept.items():
+            n = kept.trail.chars
+            if n <= chars or kept.salt != salt or not text.startswith(kept.end, n - len(kept.end)):
+                continue
+            if text.startswith(kept.head):
+                number, chars = candidate, n
         if number is None:
             return None
-        self._trails.move_to_end(number)
-        return number, self._trails[number][1]
+        self._kept.move_to_end(number)
+        return number, self._kept[number].trail
 
     def put(self, salt: bytes, mapped: Mapped, instead_of: int | None) -> None:
         last = mapped.stable
@@ -264,30 +173,23 @@ class Trails:
         )
         if instead_of is not None:
             self._drop(instead_of)
-        same = self._heads.setdefault(salt, PrefixTree()).put(head, self._next)
-        if same is not None:
-            self._drop(same)
-        self._trails[self._next] = salt, trail
+        same = self.longest(salt, head)
+        if same is not None and same[1].chars == len(head):
+            self._drop(same[0])
+        self._kept[self._next] = _Kept(salt, head, head[-_END_CHARS:], trail)
         self._next += 1
         self.size_bytes += trail.size_bytes
-        while self.size_bytes > self.max_bytes or len(self._trails) > _MOST_TRAILS:
-            self._drop(next(iter(self._trails)))
+        while self.size_bytes > self.max_bytes or len(self._kept) > _MOST_TRAILS:
+            self._drop(next(iter(self._kept)))
 
     def clear(self) -> None:
-        self._trails.clear()
-        self._heads.clear()
+        self._kept.clear()
         self.size_bytes = 0
 
     def _drop(self, number: int) -> None:
-        dropped = self._trails.pop(number, None)
-        if dropped is None:
-            return
-        salt, trail = dropped
-        self.size_bytes -= trail.size_bytes
-        heads = self._heads[salt]
-        heads.drop(number)
-        if not len(heads):
-            del self._heads[salt]
+        dropped = self._kept.pop(number, None)
+        if dropped is not None:
+            self.size_bytes -= dropped.trail.size_bytes
 
 
 OFF_LOOP_CHARS = 256 * 1024
