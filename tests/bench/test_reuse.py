@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 SLOTS = 4
 # Which session goes on next is a draw that no rule foresees, while the optimum knows it. So single
 # orders lie 0.1 to 1.8 points below it, and what is held is the mean of a fixed few;
-# five are in the README.
+# five are in docs/benchmarks.md.
 SEEDS = (1, 2)
 needs_traces = pytest.mark.skipif(
     not trace.traces_dir().is_dir(),
