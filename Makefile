@@ -25,10 +25,10 @@ run: $(RUN_STAMP) ## serve a small model on the CPU (PORT=8000)
 demo: $(DEV_STAMP) ## interleaved conversations: the bare engine, then slotwise
 	@$(BIN)/python -m slotwise.bench.run.demo
 
-test: $(DEV_STAMP) $(NAMES) ## all tests, with the real engine
-	$(BIN)/python -m pytest -q
+test: $(DEV_STAMP) $(NAMES) ## the everyday tests, with the real engine; ALL=1 adds the slow ones
+	$(BIN)/python -m pytest -q $(if $(ALL),,-m "not slow")
 
-check: $(DEV_STAMP) $(NAMES) ## ruff, formatting, types and tests
+check: $(DEV_STAMP) $(NAMES) ## ruff, formatting, types and all tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -40,6 +40,7 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "extras"),
     [

@@ -70,6 +70,7 @@ def test_a_proxy_in_a_thread_serves_and_leaves_nothing_behind(two_slots: StubSer
     wait_until(lambda: open_fds() <= before)
 
 
+@pytest.mark.slow
 def test_slotwise_serves_as_a_process_of_its_own(stub: StubServer, tmp_path: Path) -> None:
     arguments = (attach_profile(tmp_path, stub.url), "--state-dir", tmp_path / "state")
     with Slotwise(*arguments) as slotwise:

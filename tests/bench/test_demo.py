@@ -49,6 +49,7 @@ def test_the_closing_line_says_where_the_bare_engine_does_as_well_or_better() ->
     assert "with its RAM cache does better here: 75.0%" in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)")
 def test_the_demo_runs_on_the_tiny_model_and_slotwise_reuses_most(
     capsys: pytest.CaptureFixture[str],

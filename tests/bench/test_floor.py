@@ -46,6 +46,7 @@ def test_a_few_milliseconds_are_no_difference() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", QUICK, ids=str)
 def test_slotwise_is_not_behind_the_bare_engine(cell: Cell) -> None:
     """Two seeds of each shape: looser than the rule, which speaks of sixteen."""
@@ -55,6 +56,7 @@ def test_slotwise_is_not_behind_the_bare_engine(cell: Cell) -> None:
     assert own.ttft <= 1.3 * bare.ttft + table.UNFELT_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "named"), NAMED.items(), ids=lambda one: str(one)[:40])
 def test_a_named_cell_is_no_further_off_than_it_was(cell: Cell, named: Named) -> None:
     one = result(cell, PINNED_SEEDS)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slotwise.bench.cost.memory_cost import MIB, MemoryCost, MemoryOutcome, measure
 from slotwise.bench.run import engines
 
 
+@pytest.mark.slow
 def test_on_the_real_engine_no_request_costs_more_than_it_reserved() -> None:
     outcome = measure(engines.tiny_model(), requests=6, tokens=3000, slots=2, ctx=8192)
     assert outcome.faults() == []

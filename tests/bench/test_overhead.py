@@ -141,6 +141,7 @@ def test_nginx_passes_a_stream_on_as_it_is() -> None:
         assert len(arm.processes) == 1, "a worker would outlive a master that is killed"
 
 
+@pytest.mark.slow
 def test_the_whole_benchmark_runs_with_slotwise_at_work() -> None:
     size = overhead.RunSize(4, 3, long_tokens=2000, rounds=1, events=2500, streams=(1, 2))
     told = overhead.run(size, [])

@@ -30,6 +30,7 @@ needs_traces = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_traces
 @pytest.mark.timeout(600)
 def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() -> None:
@@ -52,6 +53,7 @@ def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() 
     assert fmean(below) <= 0.01, below
 
 
+@pytest.mark.slow
 @needs_traces
 @pytest.mark.parametrize("think_s", [0.1, 10.0])
 def test_over_many_orders_the_average_is_within_a_point_of_the_optimum(think_s: float) -> None:

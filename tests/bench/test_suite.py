@@ -86,6 +86,7 @@ def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
     assert shown == f"{program} -m tiny.gguf -np 4 -t 1"
 
 
+@pytest.mark.slow
 @needs_engine
 def test_slotwise_and_a_bare_engine_are_run_on_the_same_script() -> None:
     calls = [c for name in "ab" for c in workload.conversation(name, 3, words_per_turn=60)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from tests.configs.prometheus import CONFIG, RULES, Prometheus, program
@@ -126,6 +127,7 @@ def filled_in(expr: str) -> str:
     return expr
 
 
+@pytest.mark.slow
 def test_every_query_of_every_panel_and_rule_returns_data(tmp_path: Path) -> None:
     """On a fresh install with some conversations: no panel is empty. Alerts are empty as long as
     nothing is wrong: their expressions return data in the cases above."""

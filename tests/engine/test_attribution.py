@@ -22,7 +22,7 @@ from tests.support import trace as trace_path
 
 FLAGS = (*PINNABLE, *NO_RAM_CACHE)
 # the least recently used slot takes whatever comes
-BLIND: dict[str, Any] = {name: {"enabled": False} for name in ("home", "guest", "affinity")}
+BLIND: dict[str, Any] = dict.fromkeys(("home", "guest", "affinity"), False)
 
 THINKING = """\
 {%- for m in messages -%}
@@ -61,6 +61,7 @@ def two_turns(proxy: RunningProxy, first: Wire, second: Any) -> Told:
 # ---------------------------------------------------------------- recorded calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tau_airline.jsonl", "sweagent_elide5.jsonl", "oasst.jsonl"])
 def test_the_causes_of_recorded_calls_add_up_and_none_is_the_engines(
     start_engine: StartEngine, tiny_gguf: Path, name: str
@@ -179,6 +180,7 @@ def test_a_slot_taken_by_a_title_job(start_engine: StartEngine, tiny_gguf: Path)
         assert second.record.displaced.by == title.record.id
 
 
+@pytest.mark.slow
 def test_a_sliding_window_that_was_not_kept_whole(
     start_engine: StartEngine, tiny_gguf: Path, tmp_path: Path
 ) -> None:

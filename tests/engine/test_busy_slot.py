@@ -10,6 +10,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from tests.engine.conftest import StartEngine
 from tests.engine.engines import RunningEngine
 from tests.engine.talk import PINNABLE, RAM_CACHE, events, proxied, text_of, user, words
@@ -30,6 +32,7 @@ def pinned(engine: RunningEngine, text: str, slot: int, max_tokens: int) -> dict
     return answer
 
 
+@pytest.mark.slow
 def test_a_bare_engine_changes_a_running_answer(start_engine: StartEngine) -> None:
     engine = start_engine("-np", "2", "-c", "65536", *PINNABLE, *RAM_CACHE)
     long, other = words("alice", 300), words("bob", 2000)
@@ -63,6 +66,7 @@ def test_slotwise_never_pins_to_a_busy_slot(start_engine: StartEngine) -> None:
     assert pins_to_a_busy_slot(engine) == 0
 
 
+@pytest.mark.slow
 def test_eight_clients_get_the_answers_they_would_get_alone(start_engine: StartEngine) -> None:
     """One runs at a time, so that batches do not differ and every text must be the same."""
     engine = start_engine("-np", "4", "-c", "65536", *PINNABLE, *RAM_CACHE)

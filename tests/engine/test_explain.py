@@ -57,6 +57,7 @@ def explained(
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_billing_line_that_changes_with_every_request_is_named_first(
     start_engine: StartEngine, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_levelled_by_the_normaliser_the_billing_line_costs_nothing(
     assert re.fullmatch(r"[\d,]+ of [\d,]+ tokens came from the cache; \d+ were new", culprit)
 
 
+@pytest.mark.slow
 def test_a_clock_in_the_system_text_is_named_first_and_by_session(
     start_engine: StartEngine, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +164,7 @@ def edited(proxy: RunningProxy, key: str = "") -> None:
         send(proxy, wire._replace(headers=wire.headers | headers))
 
 
+@pytest.mark.slow
 def test_without_keys_only_a_client_on_this_machine_sees_text(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:

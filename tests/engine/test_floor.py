@@ -11,6 +11,7 @@ from slotwise.bench.trace.workload import text
 FOUR = EngineCell(4, "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", ["preambles", "preambles_streamed", "satellites", "agent_with_classifiers"]
 )
@@ -20,6 +21,7 @@ def test_what_the_bare_engine_keeps_is_kept(shape: str) -> None:
     assert own.reuse >= bare.reuse - 0.01
 
 
+@pytest.mark.slow
 def test_a_retry_after_a_whole_answer_was_given_up_comes_at_once() -> None:
     """The engine would have gone on with it for minutes, beside the other conversation."""
     asked = [message("user", text(3000, "long"))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from slotwise.bench.run import engines
 
@@ -66,6 +67,7 @@ def answers(url: str) -> list[tuple[int, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_whole_answers_are_the_engines_own() -> None:
     model = engines.tiny_model()
     with engines.bare(model, ("-np", "1", "-c", "4096", "--cache-ram", "0", "--jinja")) as bare:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.engine.conftest import StartEngine
 from tests.engine.engines import RunningEngine
@@ -51,6 +52,7 @@ class Neighbour(threading.Thread):
         self.complete = True
 
 
+@pytest.mark.slow
 def test_an_abandoned_prefill_stops_and_its_work_is_reused(start_engine: StartEngine) -> None:
     engine = start_engine("-np", "2", "-c", "81920", *PINNABLE, *NO_RAM_CACHE)
     body = {"messages": [user(words("long", PROMPT_WORDS))], "max_tokens": 2, "stream": True}
@@ -83,6 +85,7 @@ def test_an_abandoned_prefill_stops_and_its_work_is_reused(start_engine: StartEn
         assert neighbour.complete
 
 
+@pytest.mark.slow
 def test_a_slot_whose_client_left_is_not_pinned_before_it_is_shown_idle(
     start_engine: StartEngine,
 ) -> None:

@@ -84,6 +84,7 @@ def fim_engine(
     engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False], ids=["vocabulary known", "attached"])
 def test_every_prompt_is_the_engines_own(fim_engine: Engine, known: bool) -> None:
     variant, path, engine = fim_engine
@@ -129,6 +130,7 @@ def _served_though_the_tokens_cannot_be_told(engine: RunningEngine) -> None:
         assert missed - int(answer.headers["X-Slotwise-Prompt-Tokens"]) == len(BY_KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_typing_on_stays_on_its_slot_and_is_counted_to_the_token(
     fim_engine: Engine, stream: bool

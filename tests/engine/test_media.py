@@ -20,6 +20,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engine_without_eyes_and_ears_says_so_itself(
     start_engine: StartEngine, stream: bool

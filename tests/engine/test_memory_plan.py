@@ -57,6 +57,7 @@ def _flags(context: ContextSize) -> list[str]:
     return [*flags, "--cache-ram", "0", "--fit", "off", "--no-warmup", "-lv", "4", "-t", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_planned_keys_and_values_are_what_the_engine_logs(
     engine_command: tuple[str, ...], built: dict[str, Path], tmp_path: Path, case: str
@@ -97,6 +98,7 @@ def without_model_bytes() -> int:
     return size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "context"),
     [

@@ -94,6 +94,7 @@ class Client(threading.Thread):
         return line
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # each wait in it has its own bound
 def test_below_the_floor_nothing_starts_nobody_is_lost_and_all_are_served_after(
     tmp_path: Path,

@@ -44,6 +44,7 @@ def test_what_the_cache_had_no_room_for_is_not_expected(start_engine: StartEngin
         assert min(expected[1:]) < 100, "and believes the engine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [True, False])
 def test_what_a_slot_holds_goes_where_the_cache_has_what_is_worth_more(
     start_engine: StartEngine, tmp_path: Path, files: bool

@@ -41,6 +41,7 @@ def settled(answer: httpx.Response) -> dict[str, Any]:
     return {k: v for k, v in answer.json().items() if k not in ("id", "created", "timings")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_bytes_and_token_counts_are_the_engines_own(
     start_engine: StartEngine, stream: bool
@@ -97,6 +98,7 @@ def test_a_conversation_finds_all_of_its_past_on_its_slot(start_engine: StartEng
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

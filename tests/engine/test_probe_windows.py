@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.engine.probe import ProbeResult, probe
 from tests.engine import engines, reshaped
@@ -25,6 +27,7 @@ def _probed(url: str) -> ProbeResult:
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_sliding_window_that_resumes_from_a_checkpoint_keeps_its_pins(tmp_path: Path) -> None:
     model = reshaped.windowed(tmp_path, WINDOW)
     engine = engines.start(engines.EMBEDDED, model, tmp_path / "log", *FLAGS, *SPLIT)

@@ -20,6 +20,7 @@ from tests.engine.talk import (
 from tests.support import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [NO_RAM_CACHE, RAM_CACHE], ids=["no RAM cache", "RAM cache"])
 def test_alternating_conversations_are_read_once(
     start_engine: StartEngine, cache: tuple[str, ...]
@@ -91,6 +92,7 @@ def test_what_was_expected_is_what_the_engine_reports(start_engine: StartEngine)
             assert counted == answer.json()["usage"]["prompt_tokens"]
 
 
+@pytest.mark.slow
 def test_streamed_and_whole_answers_give_the_same_counters(start_engine: StartEngine) -> None:
     """Field report R69: cached / (cached + evaluated), the same for both forms."""
     counters = {}
@@ -111,6 +113,7 @@ def test_streamed_and_whole_answers_give_the_same_counters(start_engine: StartEn
     assert not any('source="unknown"' in k for k in counters[True])
 
 
+@pytest.mark.slow
 def test_the_model_list_tells_the_window_of_a_slot_whatever_the_engine_does(
     start_engine: StartEngine,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
@@ -68,6 +69,7 @@ def answer(response: httpx.Response) -> Any:
     return head, [event for event, _ in groupby(events)]
 
 
+@pytest.mark.slow
 def test_the_stubs_answers_have_the_engines_shapes(start_engine: StartEngine) -> None:
     flags = ("-np", "2", "-c", "4096", "--no-kv-unified", "--cache-ram", "0", "--slots")
     real = start_engine(*flags)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
 from slotwise.launcher.model import tiny_model
@@ -16,12 +17,14 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_the_same_parameters_give_the_same_bytes(tmp_path: Path) -> None:
     one, two = tiny_model.build(tmp_path / "one"), tiny_model.build(tmp_path / "two")
     assert _digest(one) == _digest(two)
     assert _digest(tiny_model.tokenizer_path(one)) == _digest(tiny_model.tokenizer_path(two))
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_model_in_another_place(tmp_path: Path) -> None:
     one = tiny_model.build(tmp_path)
     two = tiny_model.build(tmp_path, tiny_model.TinyShape(seed=2))
@@ -36,6 +39,7 @@ def test_an_existing_build_is_used_again(tmp_path: Path) -> None:
     assert first.stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_builders_side_by_side_leave_one_whole_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "slotwise.launcher.model.tiny_model", str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -94,6 +94,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_hundreds_of_hard_prompts_are_tokenized_as_the_engine_does(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:
@@ -111,12 +112,14 @@ def gemma_engine(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_the_same_for_a_sentencepiece_vocabulary(gemma_engine: tuple[Path, str]) -> None:
     compared, differing = asyncio.run(differences(*gemma_engine, 60))
     assert differing == []
     assert compared.total() == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_conversations_of_well_known_templates_are_rendered_and_tokenized_as_the_engine_does(
     tiny_gguf: Path, tmp_path: Path, name: str
@@ -187,6 +190,7 @@ def test_bad_input_is_refused_in_words_or_left_to_the_engine(
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_million_tokens_is_encoded(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:

@@ -97,6 +97,7 @@ def engine_of(serving: Serving) -> psutil.Process:
     return engine
 
 
+@pytest.mark.slow
 def test_check_prints_the_launch_line_and_the_windows(tiny: Path) -> None:
     done = _slotwise("check", str(tiny))
     assert (done.returncode, done.stderr) == (0, "")
@@ -120,6 +121,7 @@ def test_check_tells_the_faults_of_all_profiles_and_ends_with_status_2(tmp_path:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -141,6 +143,7 @@ def test_a_start_that_cannot_be_is_one_line_and_status_2(
     assert done.stderr.startswith(f"slotwise: {told}")
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -150,6 +153,7 @@ def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, tiny: Path) -> No
     assert done.stderr == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["serve", "x", "--port", "70000"], ["no"]])
 def test_a_wrong_argument_is_status_2_and_no_traceback(arguments: list[str]) -> None:
     done = _slotwise(*arguments)
@@ -158,6 +162,7 @@ def test_a_wrong_argument_is_status_2_and_no_traceback(arguments: list[str]) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("binary", engines.commands())
 def test_it_serves_the_model_and_ends_cleanly_on_a_signal(
     tmp_path: Path, tiny: Path, binary: str
@@ -176,6 +181,7 @@ def test_it_serves_the_model_and_ends_cleanly_on_a_signal(
     assert "Traceback" not in serving.errors.read_text()
 
 
+@pytest.mark.slow
 def test_health_answers_before_any_engine_is_ready(tmp_path: Path) -> None:
     stub = tmp_path / "stub.yaml"
     stub.write_text(STUB)
@@ -197,6 +203,7 @@ def test_health_answers_before_any_engine_is_ready(tmp_path: Path) -> None:
         assert serving.process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_slotwise_takes_its_engine_along(tmp_path: Path, tiny: Path) -> None:
     with _serving(tmp_path, str(tiny)) as serving:
         serving.url()
@@ -207,6 +214,7 @@ def test_a_killed_slotwise_takes_its_engine_along(tmp_path: Path, tiny: Path) ->
         children.until(lambda: not any(children.runs(child.pid) for child in started), limit_s=2)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_comes_back_and_is_served_again(tmp_path: Path, tiny: Path) -> None:
     with _serving(tmp_path, str(tiny)) as serving:
         url = serving.url()
@@ -225,6 +233,7 @@ def test_a_killed_engine_comes_back_and_is_served_again(tmp_path: Path, tiny: Pa
         assert 'slotwise_engine_restarts_total{engine="tiny",reason="exited"} 1.0' in metrics
 
 
+@pytest.mark.slow
 def test_keys_open_it_and_nothing_else_does(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("alice: alice-key-1\n")
     stub = tmp_path / "stub.yaml"
@@ -245,6 +254,7 @@ def test_keys_open_it_and_nothing_else_does(tmp_path: Path) -> None:
         assert status("wrong") == 401
 
 
+@pytest.mark.slow
 def test_two_do_not_share_a_state_directory(tmp_path: Path, tiny: Path) -> None:
     with _serving(tmp_path, str(tiny)) as serving:
         serving.url()

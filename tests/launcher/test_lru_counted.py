@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.running_proxy import samples
 from tests.support import Slotwise, stub_binary, wait_until
@@ -29,11 +30,13 @@ def counted_after_a_chat(slotwise: Slotwise) -> float:
     return samples(httpx.get(f"{slotwise.url}/metrics").text)[COUNTED]
 
 
+@pytest.mark.slow
 def test_a_choice_by_lru_is_counted(tmp_path: Path) -> None:
     with Slotwise(profile(tmp_path, own_choice=True), "--state-dir", tmp_path / "s") as slotwise:
         wait_until(lambda: counted_after_a_chat(slotwise) > 0, what="a counted choice")
 
 
+@pytest.mark.slow
 def test_pinned_requests_make_none(tmp_path: Path) -> None:
     with Slotwise(profile(tmp_path), "--state-dir", tmp_path / "s") as slotwise:
         assert counted_after_a_chat(slotwise) == 0

@@ -59,6 +59,7 @@ def test_what_else_a_profile_says_counts(tmp_path: Path) -> None:
     assert planned.plan.peak_bytes == 60 * GIB
 
 
+@pytest.mark.slow
 def test_a_table_that_stays_on_disk_takes_no_memory(tmp_path: Path) -> None:
     meminfo_file(tmp_path)
     table = {"per_layer_token_embd.weight": 27 * GIB}

@@ -127,6 +127,7 @@ def test_a_meminfo_that_says_nothing(tmp_path: Path, slotwise: Slotwise) -> None
     assert (told.status, told.out) == (0, "memory: not planned (memory.enabled: false)\n")
 
 
+@pytest.mark.slow
 def test_the_second_start_is_planned_by_the_first(tmp_path: Path, slotwise: Slotwise) -> None:
     server = {"model": str(tiny_model.build(tmp_path)), "parallel": 2, "ctx_size": 262_144}
     path = tmp_path / "tiny.yaml"

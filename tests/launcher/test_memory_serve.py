@@ -60,6 +60,7 @@ class Served:
         return samples(httpx.get(f"{self.url}/metrics").text)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # each wait in it has its own bound
 def test_small_models_then_the_engine_give_way_and_all_come_back(tmp_path: Path) -> None:
     """Field report R44: below the hard floor the server is ended in order; nothing hangs."""

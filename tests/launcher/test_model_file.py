@@ -23,6 +23,7 @@ def test_a_header_that_ends_too_soon_is_told(tmp_path: Path, cut: int) -> None:
         gguf_header.read(whole)
 
 
+@pytest.mark.slow
 def test_a_download_that_broke_off_is_found_behind_its_intact_header(
     tmp_path: Path, plain: dict[str, Any]
 ) -> None:

@@ -62,6 +62,7 @@ def known(proxy: RunningProxy) -> tuple[int, int]:
     return profile["running"], len(profile["waiting"])
 
 
+@pytest.mark.slow
 def test_lanes_and_the_waiting_line_are_shown_as_they_change(browser: Any) -> None:
     with (
         StubServer(prefill_tps=1500.0, decode_tps=20.0, answer_tokens=400) as stub,
@@ -97,6 +98,7 @@ def test_an_explanation_is_one_click_away_and_the_keyboard_does_it_too(
         seen.locator(".detail").wait_for(state="hidden")
 
 
+@pytest.mark.slow
 def test_a_hostile_name_or_prompt_is_text(browser: Any) -> None:
     profile = ServedProfile(HOSTILE)
     with (
@@ -136,6 +138,7 @@ def test_an_engine_that_is_gone_is_said_and_so_is_slotwise(browser: Any, stub: S
             assert "trying again" in seen.locator("#link").inner_text()
 
 
+@pytest.mark.slow
 def test_it_is_live_again_when_the_stream_was_cut(browser: Any, stub: StubServer) -> None:
     with run_proxy(stub) as proxy, page(browser, proxy.url + PAGE) as seen:
         seen.locator(".lane").first.wait_for()

@@ -116,6 +116,7 @@ def test_the_shell_is_open_and_what_it_shows_is_not(stub: StubServer) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", lanes_page.PATHS[1:])
 def test_every_file_of_the_page_comes_with_its_policy(path: str) -> None:
     async def run() -> None:

@@ -25,6 +25,7 @@ def settled(answer: httpx.Response) -> Any:
     return {k: v for k, v in answer.json().items() if k not in ("id", "created", "timings")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("path", "fields"),

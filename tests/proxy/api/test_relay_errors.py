@@ -16,6 +16,7 @@ from tests.proxy.shell import CHAT, chat, one_ending_each, proxy, queue, told
 from tests.support import StubServer, wait_until_async
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("status", [400, 500, 503])
 def test_an_error_before_the_first_byte_keeps_status_and_body(

@@ -17,6 +17,7 @@ from tests.proxy.shell import CHAT, chat, counted, hang_up_in, one_ending_each, 
 from tests.support import StubServer, wait_until_async
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", ["loading", "tokenizing", "queued", "silent", "answering"])
 def test_a_hang_up_ends_everything_within_a_second(phase: str, stream: bool) -> None:
@@ -87,6 +88,7 @@ def test_a_slot_left_busy_by_a_hang_up_is_not_used_before_it_is_shown_idle() -> 
         asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_streams_closed_at_random_moments_lose_no_slot_no_task_no_file() -> None:
     """The proxy's own end of the long soak: fewer rounds, the same law."""
     rng = random.Random(3)
@@ -118,6 +120,7 @@ def test_streams_closed_at_random_moments_lose_no_slot_no_task_no_file() -> None
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["the first bytes", "the end"])
 def test_a_client_that_stops_reading_keeps_neither_its_slot_nor_a_task(
     stub: StubServer, at: str

@@ -6,6 +6,8 @@ import asyncio
 import re
 from typing import Any
 
+import pytest
+
 from slotwise.policies.types import Reason
 from slotwise.proxy.core.events import Dispatch
 from tests.proxy.shell import CHAT, LONG, chat, one_ending_each, proxy, queue
@@ -13,6 +15,7 @@ from tests.running_proxy import samples
 from tests.support import StubServer, wait_until_async
 
 
+@pytest.mark.slow
 def test_comments_come_from_arrival_until_the_first_byte(stub: StubServer) -> None:
     """Field report R07."""
     stub.configure(prefill_tps=2000.0)

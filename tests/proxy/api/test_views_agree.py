@@ -141,6 +141,7 @@ def moment(proxy: RunningProxy) -> tuple[dict[str, Any], str, dict[str, float]]:
     return told, in_terminal(proxy.url), proxy.metrics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_page", [False, True], ids=["terminal", "page"])
 def test_status_page_top_and_metrics_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_page: bool

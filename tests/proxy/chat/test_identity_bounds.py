@@ -70,6 +70,7 @@ def test_a_clock_that_goes_back_does_no_harm(proxy: Proxy) -> None:
     assert one([proxy(plain(FIVE), after_s=s).id for s in (5, -3, 10)])
 
 
+@pytest.mark.slow
 def test_a_thousand_chats_that_begin_alike_cost_no_search_through_all(proxy: Proxy) -> None:
     chats = [talk("hi", "hello", f"about {n}", "yes?", f"more of {n}") for n in range(1000)]
     ids = [proxy(plain(chat[:3]), after_s=0).id for chat in chats]

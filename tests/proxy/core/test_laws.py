@@ -242,6 +242,7 @@ def play(script: list[Step | str]) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_laws_hold_under_any_script(part: int) -> None:
     seed(part)(many(given(scripts)(the_laws_hold)))()
@@ -258,6 +259,7 @@ def the_laws_hold(script: list[Step | str]) -> None:
     assert world.ended == set(world.requests), "a request without an end"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(scripts)
 def test_the_same_events_give_the_same_actions(script: list[Step | str]) -> None:

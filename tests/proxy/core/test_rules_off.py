@@ -107,6 +107,7 @@ def apart(first: Done, second: Done) -> tuple[Done, Done]:
     return first[same:], second[same:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", SCRIPTS)
 def test_a_rule_that_is_off_lets_things_go_another_way(rule: str) -> None:
     script, policy, windows, on, off = SCRIPTS[rule]
@@ -157,6 +158,7 @@ def test_where_a_rule_has_no_say_the_journal_is_the_same(rule: str, tmp_path: Pa
     assert on.count(b'"Dispatch"') == sum(isinstance(event, RequestArrived) for _, event in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", SCRIPTS)
 def test_a_replayed_journal_is_the_same_byte_for_byte(rule: str, tmp_path: Path) -> None:
     """With the rule on and off, on the script in which it decides."""

@@ -47,6 +47,7 @@ async def until_quiet(p: Proxy) -> None:
     await p.until_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_streams_closed_at_random_moments_leave_nothing_behind() -> None:
     """200 rounds of 32: no slot lost, no task left, no file left open, no pin to a busy slot."""

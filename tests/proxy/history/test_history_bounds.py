@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ def test_a_prompt_larger_than_the_room_is_not_kept() -> None:
     assert (kept["prompts"], kept["prompt_bytes"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests_leave_bounded_tables() -> None:
     history = History(lambda profile: PLAIN_COST, most_blocks=100)
     world = World(slots=2)
@@ -80,6 +82,7 @@ def test_two_profiles_share_no_blocks_and_a_known_beginning_gives_the_same_diges
 MOVES = st.tuples(st.integers(0, 3), st.integers(1, 90), st.booleans(), st.booleans())
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(slots=st.integers(1, 3), blind=st.booleans(), moves=st.lists(MOVES, max_size=25))
 def test_records_agree_with_an_engine_of_full_attention(

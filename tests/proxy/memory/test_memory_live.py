@@ -78,6 +78,7 @@ def streamed(url: str, lines: list[str]) -> dict[str, str]:
         return dict(response.headers)
 
 
+@pytest.mark.slow
 def test_a_stream_that_waits_is_told_why_and_is_served_when_there_is_room(
     tmp_path: Path, two_slots: StubServer
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_whole_answer_is_refused_after_the_queues_time_with_its_own_code(
         assert "x-slotwise-wait" not in served.headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["frozen", "vanished", "garbage"])
 def test_a_file_that_lies_admits_nothing_raises_nothing_and_is_said(
     tmp_path: Path, two_slots: StubServer, how: str

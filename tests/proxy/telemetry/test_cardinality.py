@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 
+import pytest
+
 from slotwise.policies.params import Params
 from slotwise.policies.prefix import pack
 from slotwise.policies.types import Request
@@ -47,6 +49,7 @@ def exposed(driver: Driver) -> set[str]:
     return names(driver.metrics.exposition()[0].decode())
 
 
+@pytest.mark.slow
 def test_sessions_and_keys_add_no_series() -> None:
     async def run() -> None:
         driver = Driver([ServedProfile("main", params=Params(max_running=4))])
@@ -63,6 +66,7 @@ def test_sessions_and_keys_add_no_series() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_names_of_models_and_keys_add_no_series(stub: StubServer) -> None:
     async def run() -> None:
         keys = {f"name-{n}": f"key-{n}" for n in range(KEYS)}

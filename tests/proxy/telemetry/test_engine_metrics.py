@@ -103,6 +103,7 @@ def test_an_engine_is_asked_only_when_we_are_and_not_often(stub: StubServer) -> 
         wait_until(lambda: questions(stub) == 2)
 
 
+@pytest.mark.slow
 def test_a_silent_engine_holds_nobody_up_and_is_not_quoted_for_long(stub: StubServer) -> None:
     with run_proxy(stub) as proxy:
         clock = Clock(proxy)

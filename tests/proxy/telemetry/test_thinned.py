@@ -75,6 +75,7 @@ def a_day(world: Noted, seed: int) -> None:
             world.feed(finished(running[0].id, 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_replayed_it_decides_the_same_and_ends_up_in_the_same_state(
     tmp_path: Path, seed: int

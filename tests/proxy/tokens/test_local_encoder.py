@@ -153,6 +153,7 @@ def test_a_tokenizer_file_is_used_without_what_the_engine_does_not_do(tmp_path: 
     assert [piece for piece, _ in encoder.cuts.pieces("e <|x|> e")] == ["e ", 7, " e"]
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_read_from_a_gguf_file(tmp_path: Path) -> None:
     from slotwise.launcher.model import tiny_model
 

@@ -24,6 +24,7 @@ def kill_its_process(tokenizer: Tokenizer) -> None:
     process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "by"), [("text that is new " * SHORT_CHARS, "engine"), ("text ☃ that is new", "local")]
 )
@@ -78,6 +79,7 @@ def broken() -> None:
     raise OSError("cannot be read")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["nothing", "no vocabulary", "unreadable", "no file", "another"])
 def test_without_a_tokenizer_of_the_model_the_engine_encodes(
     tiny: Path, encoder: LocalEncoder, tmp_path: Path, given: str

@@ -115,6 +115,7 @@ def test_an_engine_that_goes_away_during_the_proof_leaves_it_to_the_next(
     run(work, source(tiny))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prompt", ["", "a text ☃", ["ab", 5, "cd"], [5, "ab"], [1, 2], "<|im_start|>x\n", ["x"]]
 )
@@ -132,6 +133,7 @@ def test_raw_prompts_are_encoded_as_the_engine_does(
     run(work, source(tiny))
 
 
+@pytest.mark.slow
 def test_what_is_known_is_shown_with_its_bounds(tiny: Path, encoder: LocalEncoder) -> None:
     async def work(tokenizer: Tokenizer) -> None:
         engine = TrueEngine(encoder)
@@ -147,6 +149,7 @@ def test_what_is_known_is_shown_with_its_bounds(tiny: Path, encoder: LocalEncode
     run(work, source(tiny))
 
 
+@pytest.mark.slow
 def test_a_body_of_many_megabytes_is_encoded_while_others_are_served(
     tiny: Path, encoder: LocalEncoder
 ) -> None:
