@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from slotwise.policies.cost import piece_s
 from slotwise.policies.params import Cost
+from slotwise.policies.prefix import Tokens, lcp
 from slotwise.policies.ram_cache import SlotContent
 from slotwise.policies.types import Match, Request, SlotView
 
@@ -105,7 +107,7 @@ def expected_loss_s(
 
     A conversation's next turn repeats all of it. A one-shot prompt never comes again, but what it
     begins with may: as much as came from the cache for it was asked for twice; of the rest nobody
-    knows yet. What others paid for it already is taken off, see displaced.py.
+    knows yet. What others paid for it already is taken off, see :class:`Displacements`.
     """
     return max(0.0, _expected_s(state, kept, idle_s, returns, cost) - state.rent_s)
 
@@ -122,3 +124,39 @@ def _expected_s(
         chance = chance_of_return(_REPEATED, idle_s, False, returns)
         seconds += chance * piece_s(cost, kept, repeated)
     return seconds
+
+
+_LEAST = 4  # displacements that are remembered
+
+
+class Displaced(NamedTuple):
+    """What nobody can have again, and since when."""
+
+    state: SlotContent
+    at: float  # s
+
+
+class Displacements:
+    """The last displacements of one profile, about as many as it has slots.
+
+    A guess about who comes back may be wrong for long: nobody comes back for a chat of one
+    question, and while it is kept two voice satellites displace each other in the slot beside it,
+    at every request. So a slot pays rent. Where a prompt comes back for what was displaced a little
+    while ago, each slot that nobody has used since would have been the better choice: the seconds
+    of reading the prompt again are taken from what the content of that slot is worth.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[Displaced] = []
+
+    def add(self, state: SlotContent, now: float, slots: int) -> None:
+        """This is lost now."""
+        self._last.append(Displaced(state, now))
+        del self._last[: -max(_LEAST, slots)]
+
+    def missed(self, prompt: Tokens) -> tuple[int, float]:
+        """Tokens of the prompt that one of them held, the most, and when it was displaced."""
+        return max(
+            ((min(lcp(prompt, one.state.view), one.state.held), one.at) for one in self._last),
+            default=(0, 0.0),
+        )

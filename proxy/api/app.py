@@ -6,7 +6,7 @@ not place is a 501 that names what works.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -22,12 +22,55 @@ from slotwise.proxy.api.auth import ApiKeys
 from slotwise.proxy.api.body import ClientGoneError, read_body
 from slotwise.proxy.api.cors import Cors
 from slotwise.proxy.api.generate import GenerationServices, Relay, Settings
-from slotwise.proxy.api.models import models_answer
 from slotwise.proxy.api.status import Live, RequestsPages, overview
 from slotwise.proxy.chat.request import Kind, choose_profile, parse
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError, ProxyError, internal_error, unreachable
 from slotwise.proxy.serving.driver import Driver
+from slotwise.proxy.serving.served import ServedProfile
+
+
+def models_answer(driver: Driver) -> dict[str, Any]:
+    """All profiles, each under its name and its aliases."""
+    entries = [entry for p in driver.profiles.values() for entry in _entries(driver, p)]
+    described = [
+        _described(driver.engines.models.get(p.name), p.name) for p in driver.profiles.values()
+    ]
+    return {
+        "object": "list",
+        "data": entries,
+        # llama-server gives this second list, in another vendor's form, beside the first.
+        "models": [entry for entry in described if entry is not None],
+    }
+
+
+def _entries(driver: Driver, profile: ServedProfile) -> Iterator[dict[str, Any]]:
+    own = _first(driver.engines.models.get(profile.name), "data") or {
+        "object": "model",
+        "created": 0,
+        "owned_by": "llamacpp",
+    }
+    names = [profile.name, *profile.aliases]
+    n_ctx = driver.scheduler.largest_window(profile.name)
+    meta = own.get("meta")
+    for name in names:
+        entry = {**own, "id": name, "aliases": names}
+        if isinstance(meta, dict) and n_ctx is not None:
+            entry["meta"] = {**meta, "n_ctx": n_ctx}
+        yield entry
+
+
+def _described(answer: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
+    own = _first(answer, "models")
+    return None if own is None else {**own, "name": name, "model": name}
+
+
+def _first(answer: Mapping[str, Any] | None, field: str) -> dict[str, Any] | None:
+    """The one model that a llama-server tells of."""
+    listed = answer.get(field) if isinstance(answer, Mapping) else None
+    one = listed[0] if isinstance(listed, list) and listed else None
+    return one if isinstance(one, dict) else None
+
 
 GENERATING = {
     "/v1/chat/completions": Kind.CHAT,

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from slotwise.policies import order
 from slotwise.policies.admission import pool_need
-from slotwise.policies.affinity import NONE_SEEN, Returns, is_live
+from slotwise.policies.affinity import NONE_SEEN, Displacements, Returns, is_live
 from slotwise.policies.bounds import line_s
 from slotwise.policies.cost import CostFit, piece_s, prefill_s, run_s
-from slotwise.policies.displaced import Displacements
 from slotwise.policies.params import Cost, Params
 from slotwise.policies.prefix import lcp
 from slotwise.policies.ram_cache import RamCache, SlotContent, Swap

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slotwise.policies.affinity import Returns, expected_loss_s
-from slotwise.policies.displaced import Displacements
+from slotwise.policies.affinity import Displacements, Returns, expected_loss_s
 from slotwise.policies.params import Cost
 from slotwise.policies.ram_cache import SlotContent
 from tests.proxy.script import text
