@@ -1,6 +1,6 @@
 """What slotwise adds to a call and to every event of a stream.
 
-    python -m slotwise.bench.overhead
+    python -m slotwise.bench.cost.overhead
 
 A direct call, nginx as a plain pass-through, and slotwise with all of its work, in turns within one
 run, before a fake engine that answers at once. Time to the first token is taken one request at a

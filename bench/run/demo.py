@@ -1,6 +1,6 @@
 """The demo: the same conversations on a bare engine and through slotwise, call by call.
 
-    python -m slotwise.bench.demo [--model smollm2|tiny]
+    python -m slotwise.bench.run.demo [--model smollm2|tiny]
 
 Two conversations with a coding agent take turns, with title jobs beside them, on four slots. First
 the bare engine chooses the slot itself, without and with its RAM cache; then slotwise chooses. Each

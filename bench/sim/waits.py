@@ -1,6 +1,6 @@
 """No wait without its bound: every one that the rules know, with the longest that was seen.
 
-    python -m slotwise.bench.waits
+    python -m slotwise.bench.sim.waits
 
 The very scheduler that serves, in virtual time. The *soak*: ten minutes in which one key sends 100
 requests at once, another one each 3 s, side jobs come each 4 s, and more agents live than there are

@@ -176,7 +176,7 @@ class Waiting:
     ahead: int  # waiting requests that go first
     waited_s: float
     why: str
-    text: str = ""  # the reason in words, see words.py
+    text: str = ""  # the reason in words
 
 
 def slot_statuses(profiles: Iterable[ProfileState]) -> list[SlotStatus]:

@@ -63,7 +63,7 @@ class Running:
     why: str = ""  # the numbers it was placed on
     read: bool = False  # its prompt is in the KV
     before: RamCache | None = None  # the RAM cache, if sending it changed that
-    # What its times can be taken for, see ``learned_cost.py``.
+    # What its times can be taken for, see :class:`LearnedCost`.
     alone: bool = True  # no other prompt was read beside its own
     generating: float = 0.0  # since when, as far as that is reported (s)
     beside: float = 0.0  # integral over time of the number of requests that ran, until then
