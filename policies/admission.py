@@ -163,17 +163,17 @@ def memory_shortage(need_bytes: int, room: Headroom) -> str | None:
     """Why a request that needs so much does not fit, in words; None: it fits."""
     if need_bytes <= room.free and not room.pressed:
         return None
-    told = f"MemAvailable {gib(room.available)} GiB, floor {gib(room.floor)}"
+    reported = f"MemAvailable {gib(room.available)} GiB, floor {gib(room.floor)}"
     promised = room.reserved + room.loading
     if promised >= MIB:
-        told += f", promised {gib(promised)}"
+        reported += f", promised {gib(promised)}"
     if need_bytes:
         small = need_bytes < GIB // 10
-        told += ", this request needs "
-        told += f"{max(1, round(need_bytes / MIB))} MiB" if small else gib(need_bytes)
+        reported += ", this request needs "
+        reported += f"{max(1, round(need_bytes / MIB))} MiB" if small else gib(need_bytes)
     if need_bytes <= room.free:
-        told += f", tasks stand still for it {room.stalled:.0f} % of the time"
-    return f"memory is almost full ({told})"
+        reported += f", tasks stand still for it {room.stalled:.0f} % of the time"
+    return f"memory is almost full ({reported})"
 
 
 def gib(n_bytes: int) -> str:

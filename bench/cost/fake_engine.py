@@ -207,8 +207,8 @@ class FakeEngine:
             **{"predicted_n": count, "predicted_ms": 1.0},
         }
         finish = '"finish_reason":"length","index":0,"delta":{}'
-        told = f',"timings":{orjson.dumps(timings).decode()}'
-        end = chunk(event(finish, told)) + DONE_CHUNK
+        reported = f',"timings":{orjson.dumps(timings).decode()}'
+        end = chunk(event(finish, reported)) + DONE_CHUNK
         self._pace_s = int(request.get("pace_us") or 0) / 1e6
         send = connection.socket.send
         send(_STREAM_HEAD)
@@ -258,9 +258,9 @@ class FakeEngine:
 
 
 def _progress(total: int, cached: int, processed: int) -> bytes:
-    told = {"total": total, "cache": cached, "processed": processed, "time_ms": 0}
+    reported = {"total": total, "cache": cached, "processed": processed, "time_ms": 0}
     role = '"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}'
-    return event(role, f',"prompt_progress":{orjson.dumps(told).decode()}')
+    return event(role, f',"prompt_progress":{orjson.dumps(reported).decode()}')
 
 
 def _content_length(head: bytes) -> int:

@@ -58,14 +58,14 @@ class MemoryOutcome:
         over = [c for c in self.costs if c.grown > c.reserved + SLACK_BYTES]
         if over:
             worst = max(over, key=lambda c: c.grown - c.reserved)
-            told = f"one took {_mib(worst.grown)} of {_mib(worst.reserved)} reserved"
-            found.append(f"{len(over)} requests made more grow than they reserved: {told}")
+            reported = f"one took {_mib(worst.grown)} of {_mib(worst.reserved)} reserved"
+            found.append(f"{len(over)} requests made more grow than they reserved: {reported}")
         if self.grown > self.reserved:
-            told = f"{_mib(self.grown)} grown, {_mib(self.reserved)} reserved"
-            found.append(f"all together cost more than they reserved: {told}")
+            reported = f"{_mib(self.grown)} grown, {_mib(self.reserved)} reserved"
+            found.append(f"all together cost more than they reserved: {reported}")
         if self.at_start < self.kv:
-            told = f"{_mib(self.at_start)} at its start, {_mib(self.kv)} of keys and values"
-            found.append(f"the engine had not taken its keys and values: {told}")
+            reported = f"{_mib(self.at_start)} at its start, {_mib(self.kv)} of keys and values"
+            found.append(f"the engine had not taken its keys and values: {reported}")
         return found
 
     @property
@@ -143,8 +143,8 @@ def _cost(client: httpx.Client, prompt: list[int], processes: list[psutil.Proces
     sending.start()
     reserved = 0
     while not done.wait(_POLL_S):
-        told = client.get("/slotwise/status").json()["memory"]["reserved_bytes"]
-        reserved = max(reserved, told)
+        reported = client.get("/slotwise/status").json()["memory"]["reserved_bytes"]
+        reserved = max(reserved, reported)
     sending.join()
     if not answers or answers[0].status_code != httpx.codes.OK:
         raise engines.ServerError(

@@ -294,8 +294,14 @@ def verdicts(figures: OverheadFigures) -> list[Row]:
 
 
 def _row(arm: str, what: str, ratio: float, target: str, held: bool) -> Row:
-    told = "yes" if held else "NO"
-    return {"arm": arm, "median of": what, "ratio": f"{ratio:.2f}", "target": target, "held": told}
+    reported = "yes" if held else "NO"
+    return {
+        "arm": arm,
+        "median of": what,
+        "ratio": f"{ratio:.2f}",
+        "target": target,
+        "held": reported,
+    }
 
 
 def added_ms(figures: OverheadFigures, length: str, arm: str) -> float:
@@ -442,17 +448,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     size = RunSize(given.short, given.long, given.long_tokens, given.rounds, given.events)
     try:
-        told = run(size, given.against)
+        reported = run(size, given.against)
     except (engines.ServerError, LoadError, OSError) as error:
         print(f"overhead: {error}", file=sys.stderr)
         return 1
-    print(told)
+    print(reported)
     if given.write:
         command = shlex.join(
             ["python", "-m", "slotwise.bench.cost.overhead", *(arguments or sys.argv[1:])]
         )
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(f"# What slotwise adds\n\n`{command}`\n\n{told}\n")
+        RESULTS.write_text(f"# What slotwise adds\n\n`{command}`\n\n{reported}\n")
     return 0
 
 

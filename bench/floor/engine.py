@@ -133,17 +133,17 @@ async def _ask(client: httpx.AsyncClient, url: str, turn: Turn, seen: _Seen) -> 
     first: list[float] = []
     try:
         async with asyncio.timeout(turn.gives_up_s or _LIMIT_S):
-            told = await _answer(client, url, turn, first)
+            reported = await _answer(client, url, turn, first)
     except TimeoutError:
         if turn.gives_up_s is None:
             seen.refused.append(f"no answer within {_LIMIT_S:.0f} s")
         seen.ttft_s.append(first[0] - begun if first else time.perf_counter() - begun)
         return
-    if "error" in told:
-        seen.refused.append(str(told["error"])[:200])
+    if "error" in reported:
+        seen.refused.append(str(reported["error"])[:200])
         return
     seen.ttft_s.append(first[0] - begun)
-    timings = told.get("timings") or {}
+    timings = reported.get("timings") or {}
     cached = timings.get("cache_n", 0)
     seen.prompt += cached + timings.get("prompt_n", 0)
     seen.cached += cached

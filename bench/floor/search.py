@@ -207,7 +207,7 @@ class Tally:
     steady: int = 0  # of the finds, those that are finds in the mean
 
 
-def search(seed: int, seconds: float, told: Callable[[Tally], None]) -> Tally:
+def search(seed: int, seconds: float, reported: Callable[[Tally], None]) -> Tally:
     """Try random cases for so many seconds on all cores."""
     rng = Random(seed)
     begun = time.monotonic()
@@ -222,7 +222,7 @@ def search(seed: int, seconds: float, told: Callable[[Tally], None]) -> Tally:
                 tally.chance += bare.loss > 1
                 if one.loss > 1:
                     tally.finds.append(one)
-            told(tally)
+            reported(tally)
         cases = [one.case for one in tally.finds]
         means = [one for one in pool.map(steady, cases) if one.loss > 1]
         tally.steady = len(means)
@@ -264,16 +264,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("searching", total=None)
 
-        def told(tally: Tally) -> None:
+        def progressed(tally: Tally) -> None:
             text = f"{tally.tries} workloads, {len(tally.finds)} finds"
             progress.update(task, description=text)
 
-        tally = search(options.seed, 60 * options.minutes, told)
-    told_of = f"{summary(tally, options.seed, options.minutes)}\n{table(tally.worst)}"
-    print(told_of)
+        tally = search(options.seed, 60 * options.minutes, progressed)
+    summary_text = f"{summary(tally, options.seed, options.minutes)}\n{table(tally.worst)}"
+    print(summary_text)
     if options.write:
         command = f"python -m slotwise.bench.floor.search --seed {options.seed} --write"
-        RESULTS.write_text(f"# Where slotwise loses most\n\n`{command}`\n\n{told_of}\n")
+        RESULTS.write_text(f"# Where slotwise loses most\n\n`{command}`\n\n{summary_text}\n")
     return int(bool(tally.worst))
 
 

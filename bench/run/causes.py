@@ -65,12 +65,12 @@ class ViolationError(Exception):
 def check(answer: Answer, account: Account) -> None:
     """One answer and its account; raises :class:`ViolationError`."""
     causes: dict[str, int] = account["tokens"]
-    told = f"{sum(causes.values()):,} tokens by cause ({causes})"
+    reported = f"{sum(causes.values()):,} tokens by cause ({causes})"
     if account["prompt_tokens"] != answer.prompt_tokens:
         counted = f"{account['prompt_tokens']:,} prompt tokens were counted"
         raise ViolationError(f"{counted}, the engine reports {answer.prompt_tokens:,}")
     if sum(causes.values()) != answer.prompt_tokens:
-        raise ViolationError(f"{told}, but the prompt has {answer.prompt_tokens:,}")
+        raise ViolationError(f"{reported}, but the prompt has {answer.prompt_tokens:,}")
     if causes.get(Cause.CACHED, 0) != answer.cached_tokens:
         cached = f"{causes.get(Cause.CACHED, 0):,} tokens are told as cached"
         raise ViolationError(f"{cached}, the engine reports {answer.cached_tokens:,}")

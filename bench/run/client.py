@@ -100,8 +100,11 @@ def _typed(headers: Mapping[str, str] | None) -> dict[str, str]:
 def _read(line: str, answer: Answer, begun: float) -> bool:
     """Take from one line of the stream what it tells; True at the end marker."""
     if line.startswith(": slotwise "):
-        told = dict(_COMMENT.findall(line))
-        answer.slot, answer.rule = told.get("slot", answer.slot), told.get("rule", answer.rule)
+        reported = dict(_COMMENT.findall(line))
+        answer.slot, answer.rule = (
+            reported.get("slot", answer.slot),
+            reported.get("rule", answer.rule),
+        )
     if not line.startswith("data: "):
         return False
     if line == "data: [DONE]":

@@ -161,10 +161,10 @@ async def send(
                 progress.advance(task)
 
             await client.together([one(n, call, answers) for n, call in enumerate(moment)])
-            told = [answer for answer in answers if answer]
+            reported = [answer for answer in answers if answer]
             if not server.pinned:
-                before = await _name_slots(connection, server, told, before)
-            result.answers += told
+                before = await _name_slots(connection, server, reported, before)
+            result.answers += reported
     result.wall_s = time.perf_counter() - begun
     progress.remove_task(task)
 

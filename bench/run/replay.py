@@ -111,7 +111,7 @@ def plain(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _plain(sent: Sent) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "id": sent.step.id,
         "session": sent.step.session,
         "side": sent.step.side,
@@ -121,8 +121,8 @@ def _plain(sent: Sent) -> dict[str, Any]:
     }
     answer = sent.answer
     if answer is None:
-        return told | {"error": sent.error}
-    return told | {
+        return reported | {"error": sent.error}
+    return reported | {
         "prompt_tokens": answer.prompt_tokens,
         "cached_tokens": answer.cached_tokens if answer.told_cached else None,
         "completion_tokens": answer.completion_tokens,
@@ -233,9 +233,9 @@ async def _play(script: Script, how: How) -> Outcome:
 
 
 def _show(outcome: Outcome) -> None:
-    told = row(outcome)
-    width = max(map(len, told))
-    for name, value in told.items():
+    reported = row(outcome)
+    width = max(map(len, reported))
+    for name, value in reported.items():
         print(f"{name:<{width}}  {cell(value)}")
     for note in notes(outcome):
         print(f"note: {note}")

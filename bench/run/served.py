@@ -103,10 +103,10 @@ class Bench:
             task = progress.add_task(arm.name, total=len(script))
             sent = How(server.url, pin_slots=arm.pin_slots, limit_s=self.limit_s, **how)
             outcome = asyncio.run(sender.send(script, sent, lambda: progress.advance(task)))
-            told = (
+            reported = (
                 f"{arm.name}: {outcome.wall_s:.0f} s, reuse {reuse_of(outcome, lambda _: True):.3f}"
             )
-            self.console.print(told, highlight=False, markup=False)
+            self.console.print(reported, highlight=False, markup=False)
             return Played(arm, outcome, server.launch_lines)
 
     def tokens(self, script: Script) -> dict[str, Tokens]:

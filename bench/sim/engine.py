@@ -42,7 +42,7 @@ class Job:
     left: int = 0  # tokens still to generate
     streams: bool = True  # else one answer at the end
     abandoned: float | None = None  # s, when its client left
-    told: bool = False  # each batch is reported to the client, whoever it is
+    reported: bool = False  # each batch is reported to the client, whoever it is
 
 
 class Output(NamedTuple):
@@ -195,7 +195,7 @@ class EngineModel:
 
     # ------------------------------------------------------------ clients that leave
 
-    def abandon(self, id: str, now: float, told: bool) -> None:
+    def abandon(self, id: str, now: float, reported: bool) -> None:
         """A client closed its connection. ``told``: the engine reports each batch of its prompt.
 
         llama-server notices it when it writes: a stream at its next token, a prompt that reports
@@ -206,7 +206,7 @@ class EngineModel:
         self._deferred = [job for job in self._deferred if job.id != id]
         job = self._running(id)
         if job is not None:
-            job.abandoned, job.told = now, told
+            job.abandoned, job.reported = now, reported
             self._abandoned[id] = job
             batch = self._batch
             if batch is not None and not batch.pieces:  # it is looked at after each step
@@ -230,7 +230,7 @@ class EngineModel:
     def _notice(self, now: float) -> None:
         for job in list(self._abandoned.values()):
             reading = job.done < _length(job)
-            writes = job.streams and (job.told if reading else True)
+            writes = job.streams and (job.reported if reading else True)
             if job.left <= 0 and not reading:
                 del self._abandoned[job.id]  # it has ended
             elif writes or now >= self._noticed_at(job):

@@ -279,7 +279,7 @@ class _Simulation:
             return
         served.finished = now
         n = len(job.row.prompt)
-        told = RequestFinished(
+        reported = RequestFinished(
             job.id,
             n,
             job.cached,
@@ -289,7 +289,7 @@ class _Simulation:
             decode_s=now - served.first,
             tool_calls=served.ask.tool_calls,
         )
-        self._feed(told, now)
+        self._feed(reported, now)
         then = self._then.pop(job.id, None)
         if then is not None:
             then(now)

@@ -91,11 +91,11 @@ def outside(measured: Sequence[Point]) -> Outside:
 
 def decode_depth_s(measured: Sequence[Point]) -> float:
     """What a token of context adds to a step of one sequence; 0 where nobody generated."""
-    told = [point for point in measured if point.steps and point.decode_s]
-    if not told:
+    reported = [point for point in measured if point.steps and point.decode_s]
+    if not reported:
         return 0.0
-    depth = np.asarray([point.n1 + point.steps / 2 for point in told])
-    seconds = np.asarray([point.decode_s / point.steps for point in told])
+    depth = np.asarray([point.n1 + point.steps / 2 for point in reported])
+    seconds = np.asarray([point.decode_s / point.steps for point in reported])
     return _fitted([np.ones_like(depth), depth], seconds)[1]
 
 

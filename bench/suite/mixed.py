@@ -63,20 +63,20 @@ def table(
     rows, played = [], []
     for arm in four_arms(bench, ram_tokens):
         one = bench.play(arm, script, think_scale=THINK_SCALE)
-        told = replay.row(one.outcome)
+        reported = replay.row(one.outcome)
         order = served.served_rows(one.outcome, tokens)
         rows.append(
             {
                 "sessions/slots": label,
                 "arm": arm.name,
-                "reuse": told["reuse"],
+                "reuse": reported["reuse"],
                 "best use": served.best_use(order, SLOTS, ram_tokens),
                 "infinite": served.infinite(order),
-                "session s": told["session s"],
-                "TTFT s": told["TTFT s"],
-                "TTFT p95 s": told["TTFT p95 s"],
-                "wall s": told["wall s"],
-                "failed": told["failed"],
+                "session s": reported["session s"],
+                "TTFT s": reported["TTFT s"],
+                "TTFT p95 s": reported["TTFT p95 s"],
+                "wall s": reported["wall s"],
+                "failed": reported["failed"],
             }
         )
         played.append(one)

@@ -137,7 +137,7 @@ def order(setup: str, arms: Mapping[str, Sequence[Pair]]) -> str:
     by_seed = f"Seed by seed {sum(alike)} of {len(alike)} the same way"
     if not same and not against:
         return f"- {setup}: every two are tied on a side or on both. {by_seed}."
-    told = [
+    reported = [
         f"{what}: {'; '.join(pairs)}"
         for what, pairs in (
             ("the same order", same),
@@ -146,7 +146,7 @@ def order(setup: str, arms: Mapping[str, Sequence[Pair]]) -> str:
         )
         if pairs
     ]
-    return f"- {setup}: {'. '.join(told)}. {by_seed}."
+    return f"- {setup}: {'. '.join(reported)}. {by_seed}."
 
 
 def _alike(arms: Mapping[str, Sequence[Pair]]) -> Iterator[bool]:
@@ -288,10 +288,10 @@ def _more_s(rng: random.Random) -> float:
 def _replayed(
     bench: Bench, setup: RealitySetup, script: Script, arm: served.ServedArm
 ) -> RunFigures:
-    told = replay.row(bench.play(arm, script, think_scale=THINK_SCALE).outcome)
+    reported = replay.row(bench.play(arm, script, think_scale=THINK_SCALE).outcome)
     # a lane of calls one at a time holds many sessions, which end when it ends
     return RunFigures(
-        told["reuse"], told["TTFT s"], told["session s"] if setup.closed_loop else None
+        reported["reuse"], reported["TTFT s"], reported["session s"] if setup.closed_loop else None
     )
 
 

@@ -228,7 +228,7 @@ class Pages:
         }
         # A small model that gave way, or that nobody has asked for, keeps nobody else waiting.
         absent = driver.scheduler.memory.unloaded.keys() & driver.memory.roles.keys()
-        is_ready = all(told["ready"] or name in absent for name, told in profiles.items())
+        is_ready = all(reported["ready"] or name in absent for name, reported in profiles.items())
         status = "ok" if is_ready else "not ready"
         return _json({"status": status, "profiles": profiles}, 200 if is_ready else 503)
 

@@ -138,8 +138,8 @@ class Generation:
         dispatch = self._ticket.dispatch if self._ticket else None
         rule = dispatch.rule if dispatch else Rule.NONE
         self._driver.metrics.answered(self._profile, rule, code)
-        told = in_a_line(dispatch, self._ticket) if dispatch and self._ticket else "not placed"
-        log.info("request %s: %d, %s", self._id, code, told)
+        reported = in_a_line(dispatch, self._ticket) if dispatch and self._ticket else "not placed"
+        log.info("request %s: %d, %s", self._id, code, reported)
 
     async def _serve(self, kind: Kind, path: str, raw: bytes) -> int:
         asked = await prepare(kind, path, raw, self._driver.names)

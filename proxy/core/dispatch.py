@@ -223,7 +223,7 @@ class Dispatcher:
     ) -> None:
         request = waiter.view.request
         self._memory.reserves.begin(placing(profile, waiter, place))
-        told = story(profile, waiter, place, view, now)
+        reported = story(profile, waiter, place, view, now)
         if waiter.returns is not None:
             profile.keeping.waited(waiter.returns)
         mirror: SlotMirror | None = None
@@ -286,9 +286,9 @@ class Dispatcher:
                 tail=held.tail,
                 elsewhere=held.elsewhere,
                 displaces=held.displaces,
-                regret=told.regret,
-                promoted=told.promoted,
-                home_wait=told.home_wait,
+                regret=reported.regret,
+                promoted=reported.promoted,
+                home_wait=reported.home_wait,
                 empties=place.empties,
             )
         )

@@ -156,11 +156,11 @@ class Reports:
     def _ended(
         self, event: RequestFinished | RequestFailed, now: float
     ) -> tuple[ProfileState | None, Running | None]:
-        told = event if isinstance(event, RequestFinished) else None
+        reported = event if isinstance(event, RequestFinished) else None
         for profile in self._profiles.values():
             running = profile.running.get(event.id)
             if running is not None:
-                profile.end(running, told, now)
+                profile.end(running, reported, now)
                 return profile, running
         return None, None
 

@@ -118,26 +118,26 @@ class LearnedCost:
         one.beside, one.generating = self._beside, now
         one.stalled_s = sum(o.prefill_s(cost) for o in others if not o.read)
 
-    def ended(self, one: Running, told: RequestFinished | None, now: float) -> Cost | None:
+    def ended(self, one: Running, reported: RequestFinished | None, now: float) -> Cost | None:
         """It does not run any more; the engine told of it, or did not. Returns the costs as they
         are known now, None: as before."""
         self._count(-1, now)
         before = self.fit
-        if told is not None:
-            self._prompt(one, told)
-            self._answer(one, told, now)
+        if reported is not None:
+            self._prompt(one, reported)
+            self._answer(one, reported, now)
             if one.request.max_tokens is None:
-                self.fit = self.fit.answer_ended(told.completion_tokens or 0)
+                self.fit = self.fit.answer_ended(reported.completion_tokens or 0)
         return None if self.fit is before else self.fit.cost
 
-    def _prompt(self, one: Running, told: RequestFinished) -> None:
-        n, cached = told.prompt_tokens, told.cached_tokens
-        if told.prefill_s and one.alone and n and cached is not None:
-            self.fit = self.fit.prompt_read(cached, n, told.prefill_s)
+    def _prompt(self, one: Running, reported: RequestFinished) -> None:
+        n, cached = reported.prompt_tokens, reported.cached_tokens
+        if reported.prefill_s and one.alone and n and cached is not None:
+            self.fit = self.fit.prompt_read(cached, n, reported.prefill_s)
             self.reports += 1
 
-    def _answer(self, one: Running, told: RequestFinished, now: float) -> None:
-        tokens, seconds = told.completion_tokens or 0, told.decode_s or 0.0
+    def _answer(self, one: Running, reported: RequestFinished, now: float) -> None:
+        tokens, seconds = reported.completion_tokens or 0, reported.decode_s or 0.0
         took_s = now - one.generating
         if tokens < _LEAST_TOKENS or took_s <= 0 or one.stalled_s > _MOST_STALLED * seconds:
             return
@@ -307,22 +307,22 @@ class ProfileState:
         running.read = True
         self.learned.read(running, self.running.values(), now)
 
-    def end(self, running: Running, told: RequestFinished | None, now: float) -> None:
+    def end(self, running: Running, reported: RequestFinished | None, now: float) -> None:
         """It ended; what the engine told of it makes the costs more exact."""
         del self.running[running.request.id]
         if running.mirror is None:
             running.engine.unpinned -= 1
-        self.contexts.ended(running.request, now, self.calls(told))
+        self.contexts.ended(running.request, now, self.calls(reported))
         for waiter in self.waiters.values():
             if waiter.overtaken_by:
                 waiter.overtaker_ended(running.request.id, now)
-        cost = self.learned.ended(running, told, now)
+        cost = self.learned.ended(running, reported, now)
         if cost is not None:
             self.params = replace(self.params, cost=cost)
 
-    def calls(self, told: RequestFinished | None) -> bool:
+    def calls(self, reported: RequestFinished | None) -> bool:
         """Whether an answer counts as one that asked for tools."""
-        return told is not None and told.tool_calls
+        return reported is not None and reported.tool_calls
 
     def waits_for_memory(self) -> bool:
         """Whether a sample of the machine's memory may let somebody go on."""

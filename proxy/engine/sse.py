@@ -185,9 +185,9 @@ class SseReader:
             self.seen.started = self.seen.done = True
             return
         parsed = None
-        told = _PROGRESS.search(data) if not self.seen.started else None
-        if told is not None:
-            self.seen.progress = Progress(int(told[1]), int(told[2]), int(told[3]))
+        reported = _PROGRESS.search(data) if not self.seen.started else None
+        if reported is not None:
+            self.seen.progress = Progress(int(reported[1]), int(reported[2]), int(reported[3]))
             return
         if _WORTH_PARSING.search(data):
             parsed = _parse(data)

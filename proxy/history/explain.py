@@ -195,11 +195,11 @@ def _changed_text(changed: Changed, texts: Texts | None) -> str:
             f"from token {changed.position:,} on"
         )
     place = _PLACES.get(changed.section, "the prompt")
-    told = f"{place}{message} changed at token {changed.position:,}"
+    reported = f"{place}{message} changed at token {changed.position:,}"
     if texts is None:
-        return told
+        return reported
     before, after = short_diff(*texts)
-    return f'{told}: "{before}" became "{after}"'
+    return f'{reported}: "{before}" became "{after}"'
 
 
 def _evicted_text(record: Record) -> str:
@@ -220,15 +220,15 @@ def _ago_s(record: Record, time: float) -> float:
 def _changed_json(changed: Changed | None, texts: Texts | None) -> dict[str, Any] | None:
     if changed is None:
         return None
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "section": changed.section,
         "message": changed.message,
         "position": changed.position,
         "in_answer": changed.in_answer,
     }
     if texts is not None and not changed.in_answer:
-        told["before"], told["after"] = short_diff(*texts)
-    return told
+        reported["before"], reported["after"] = short_diff(*texts)
+    return reported
 
 
 def _evicted_json(record: Record) -> dict[str, Any] | None:

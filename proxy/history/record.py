@@ -141,12 +141,12 @@ class Account:
 def finished(account: Account, event: RequestFinished, cost: Cost, time: float) -> Record:
     """The record of a request whose final event was read at ``time``."""
     n, cached = len(account.request.tokens), event.cached_tokens
-    told = n if event.prompt_tokens is None else event.prompt_tokens
-    record = _unattributed(account, told, time, event.completion_tokens)
+    reported = n if event.prompt_tokens is None else event.prompt_tokens
+    record = _unattributed(account, reported, time, event.completion_tokens)
     if cached is None:
         return record
-    cached = min(max(cached, 0), told)
-    if told != n:
+    cached = min(max(cached, 0), reported)
+    if reported != n:
         return _partly(record, cached, cost)
     return _attributed(record, account, cached, cost)
 

@@ -136,10 +136,10 @@ class MemInfo:
     def read(self) -> Reading:
         """What it is now; takes well under a millisecond."""
         try:
-            told = self._lines()
+            reported = self._lines()
         except (OSError, ValueError) as error:
             return Reading(None, self._total, problem=str(error))
-        available, total = told[b"MemAvailable"], told[b"MemTotal"]
+        available, total = reported[b"MemAvailable"], reported[b"MemTotal"]
         self._total = total
         limit = ""
         for group in self._groups:
@@ -153,7 +153,7 @@ class MemInfo:
         if limit:
             return Reading(available, total, self._stalled(), limit=limit)
         on_lists = read_bytes(self._zoneinfo) if self._zoneinfo else 0
-        held = told[b"AnonPages"] + told[b"Shmem"] if told.keys() >= _HELD else None
+        held = reported[b"AnonPages"] + reported[b"Shmem"] if reported.keys() >= _HELD else None
         return Reading(available, total, self._stalled(), "", "", on_lists, held)
 
     def _lines(self) -> dict[bytes, int]:
@@ -163,12 +163,12 @@ class MemInfo:
         now = self._clock()
         if signature != self._seen or self._is_kernels:
             self._seen, self._changed_at = signature, now
-        told = {name: int(kib) * 1024 for name, kib in _LINE.findall(content)}
-        if not told.keys() >= _NEEDED or not 0 < told[b"MemTotal"] < _NO_LIMIT:
+        reported = {name: int(kib) * 1024 for name, kib in _LINE.findall(content)}
+        if not reported.keys() >= _NEEDED or not 0 < reported[b"MemTotal"] < _NO_LIMIT:
             raise ValueError(f"{self._path} has no MemAvailable and MemTotal")
         if now - self._changed_at > self._stale_s:
             raise ValueError(f"{self._path} has not changed for {now - self._changed_at:.1f} s")
-        return told
+        return reported
 
     def _stalled(self) -> float | None:
         try:

@@ -87,8 +87,8 @@ class EngineRegistry:
     def not_ready_text(self, profile: str) -> str:
         """Why none does."""
         lives = self.of_profile(profile)
-        told = "; ".join(f"{e.name} {e.state}: {e.text}" for e in lives) or "not started"
-        return f"no engine of {profile} is ready ({told})"
+        reported = "; ".join(f"{e.name} {e.state}: {e.text}" for e in lives) or "not started"
+        return f"no engine of {profile} is ready ({reported})"
 
     async def wait_ready(self, profile: str, timeout_s: float) -> EngineClient:
         """A ready engine of this profile; raises a 503 after ``timeout_s``."""
@@ -111,10 +111,10 @@ class EngineRegistry:
 
     def _refuse_unloaded(self, profile: str) -> None:
         """One that gave way to others is said at once, since nobody knows for how long."""
-        told = self._memory.not_loaded(profile)
-        if told is not None:
+        reported = self._memory.not_loaded(profile)
+        if reported is not None:
             self._metrics.memory.admission("unloaded")
-            raise refused(told)
+            raise refused(reported)
 
     # ------------------------------------------------------------ what becomes of them
 

@@ -56,9 +56,9 @@ class EngineRun:
 
 def build_of(probe: ProbeResult | None, served: ServedProfile) -> str:
     """Which llama.cpp it is: by its own word, else by who starts it; empty: nobody can tell."""
-    told = str(probe.props.get("build_info") or "") if probe is not None else ""
+    reported = str(probe.props.get("build_info") or "") if probe is not None else ""
     # What llama.cpp says where its sources were built outside git, as a wheel's are.
-    return served.build if told in ("", "b0-unknown") else told
+    return served.build if reported in ("", "b0-unknown") else reported
 
 
 async def look_at(life: EngineRun, client: EngineClient, pause_s: float) -> ProbeResult:

@@ -94,27 +94,29 @@ class EngineMetrics(Collector):
                 known.asking = asyncio.create_task(self._ask(name, known))
         for gone in self._told.keys() - up.keys():
             del self._told[gone]
-        asking = {told.asking for told in self._told.values() if told.asking is not None}
+        asking = {
+            reported.asking for reported in self._told.values() if reported.asking is not None
+        }
         if asking:
             await asyncio.wait(asking, timeout=WAIT_S)
 
-    async def _ask(self, name: str, told: _Told) -> None:
+    async def _ask(self, name: str, reported: _Told) -> None:
         try:
-            answer = await told.client.exchange("GET", "/metrics", timeout_s=ANSWER_LIMIT_S)
+            answer = await reported.client.exchange("GET", "/metrics", timeout_s=ANSWER_LIMIT_S)
             if answer.status_code == 200 and len(answer.content) <= MAX_BYTES:
-                told.families = parse(answer.content.decode(), name)
-                told.told_at = self._clock()
+                reported.families = parse(answer.content.decode(), name)
+                reported.told_at = self._clock()
         except (EngineUnreachableError, ValueError) as error:
             log.debug("engine %s: no series: %s", name, error)
         finally:
-            told.asking = None
+            reported.asking = None
 
     def collect(self) -> Iterator[Metric]:
         """Each family once, the engines' samples together: the text format wants it so."""
         merged: dict[str, Metric] = {}
         now = self._clock()
-        for told in self._told.values():
-            for family in told.families if now - told.told_at < STALE_S else ():
+        for reported in self._told.values():
+            for family in reported.families if now - reported.told_at < STALE_S else ():
                 whole = merged.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )

@@ -206,13 +206,13 @@ def read(path: Path) -> Iterator[_Entry]:
             if not line.endswith(b"\n"):
                 return
             try:
-                told = orjson.loads(line)
+                reported = orjson.loads(line)
                 if number == 1:
-                    _check_header(told)
-                elif "end" in told:
+                    _check_header(reported)
+                elif "end" in reported:
                     return
                 else:
-                    yield decoder.entry(told)
+                    yield decoder.entry(reported)
             except (KeyError, TypeError, ValueError) as problem:
                 raise ValueError(f"{path}:{number}: {problem}") from None
 
@@ -235,13 +235,13 @@ class _Prompts:
             "a": [[type(action).__name__, action] for action in actions],
         }
 
-    def entry(self, told: dict[str, Any]) -> _Entry:
-        name, body = told["e"]
+    def entry(self, reported: dict[str, Any]) -> _Entry:
+        name, body = reported["e"]
         if name == RequestArrived.__name__:
             event: Event = RequestArrived(self._request(body["request"]))
         else:
             event = _made(name, body)
-        return told["t"], event, [_made(name, body) for name, body in told["a"]]
+        return reported["t"], event, [_made(name, body) for name, body in reported["a"]]
 
     def _plain_request(self, request: Request) -> dict[str, Any]:
         fields = {name: getattr(request, name) for name in request.__slots__}
@@ -252,11 +252,11 @@ class _Prompts:
         return fields
 
     def _request(self, fields: dict[str, Any]) -> Request:
-        told = fields["tokens"]
-        earlier = self._last[told["like"]] if told["shared"] else EMPTY
-        rest = b64decode(told["rest"], validate=True)
-        tokens = Tokens(earlier.packed[: told["shared"] * _ID_BYTES] + rest)
-        sections = tuple(Section(*told) for told in fields["sections"])
+        reported = fields["tokens"]
+        earlier = self._last[reported["like"]] if reported["shared"] else EMPTY
+        rest = b64decode(reported["rest"], validate=True)
+        tokens = Tokens(earlier.packed[: reported["shared"] * _ID_BYTES] + rest)
+        sections = tuple(Section(*reported) for reported in fields["sections"])
         request = Request(**{**fields, "tokens": tokens, "sections": sections})
         self._remember(request)
         return request
@@ -277,13 +277,13 @@ class _Prompts:
             del self._last[next(iter(self._last))]
 
 
-def _line(told: dict[str, Any]) -> bytes:
+def _line(reported: dict[str, Any]) -> bytes:
     # list: a SlotId is a tuple with names, which orjson does not take by itself
-    return orjson.dumps(told, default=list, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(reported, default=list, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _check_header(told: Any) -> None:
-    if not isinstance(told, dict) or told.get("slotwise_journal") != _VERSION:
+def _check_header(reported: Any) -> None:
+    if not isinstance(reported, dict) or reported.get("slotwise_journal") != _VERSION:
         raise ValueError(f"not a slotwise journal of version {_VERSION}")
 
 

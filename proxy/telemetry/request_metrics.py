@@ -76,12 +76,12 @@ class RequestSeries:
         if request is None or dispatch is None:
             return
         generated(self._series, request.profile, event)
-        told, cached = event.prompt_tokens, event.cached_tokens
-        if told is None or cached is None:
+        reported, cached = event.prompt_tokens, event.cached_tokens
+        if reported is None or cached is None:
             self._count(request, dispatch, event.id_slot, UNKNOWN, request.n_tokens)
             return
         self._count(request, dispatch, event.id_slot, "cached", cached)
-        self._count(request, dispatch, event.id_slot, "evaluated", max(0, told - cached))
+        self._count(request, dispatch, event.id_slot, "evaluated", max(0, reported - cached))
         # only beside a report, so that expected and cached can be compared
         self._series.expected_cached_tokens.labels(request.profile).inc(dispatch.expected_cached)
 
