@@ -66,7 +66,7 @@ DEFAULT_SEGMENT_BYTES = 64 * 2**20
 DEFAULT_TRAIL_BYTES = 64 * 2**20
 _ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
 _MOST_TRAILS = 256
-_END_CHARS = 64
+_END_CHARS = 4096  # compared first: prompts that share a long head differ near their ends
 
 
 class SegmentCache(RecentlyUsed[bytes]):
@@ -121,7 +121,6 @@ class _Kept(NamedTuple):
 
     salt: bytes
     head: str
-    end: str  # of the head: two prompts that share much mostly differ there
     trail: KnownPrompt
 
 
@@ -145,9 +144,11 @@ class KnownPrompts:
         number, chars = None, 0
         for candidate, kept in self._kept.items():
             n = kept.trail.chars
-            if n <= chars or kept.salt != salt or not text.startswith(kept.end, n - len(kept.end)):
+            if not chars < n <= len(text) or kept.salt != salt:
                 continue
-            if text.startswith(kept.head):
+            if text.startswith(kept.head[-_END_CHARS:], max(0, n - _END_CHARS)) and text.startswith(
+                kept.head
+            ):
                 number, chars = candidate, n
         if number is None:
             return None
@@ -176,7 +177,7 @@ class KnownPrompts:
         same = self.longest(salt, head)
         if same is not None and same[1].chars == len(head):
             self._drop(same[0])
-        self._kept[self._next] = _Kept(salt, head, head[-_END_CHARS:], trail)
+        self._kept[self._next] = _Kept(salt, head, trail)
         self._next += 1
         self.size_bytes += trail.size_bytes
         while self.size_bytes > self.max_bytes or len(self._kept) > _MOST_TRAILS:

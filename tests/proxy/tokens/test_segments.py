@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -179,6 +180,25 @@ def test_a_prompt_goes_on_from_the_longest_known_one_and_takes_its_place() -> No
     assert found[1].chars == len("<|im_start|>")
     assert trails.longest(b"other", texts[2]) is None
     assert trails.longest(b"", "zzz") is None
+
+
+def test_the_longest_known_prompt_is_found_among_all_that_share_begins() -> None:
+    rng, trails, heads = random.Random(1), KnownPrompts(), set[str]()
+    for _ in range(200):
+        # Few characters, so that prompts repeat, share begins and end inside each other.
+        text = "".join(
+            rng.choice("aé😀") * rng.choice((1, 3000)) for _ in range(rng.randrange(1, 6))
+        )
+        tokens = Tokens(b"")
+        trails.put(b"", TokenizedText(text, [0, len(text)], [0, 0], [1], tokens), None)
+        heads.add(text)
+        wanted = "".join(
+            rng.choice("aé😀") * rng.choice((1, 3000)) for _ in range(rng.randrange(8))
+        )
+        found = trails.longest(b"", wanted)
+        longest = max((len(head) for head in heads if wanted.startswith(head)), default=None)
+        assert (found[1].chars if found else None) == longest
+    assert len(trails) == len(heads)
 
 
 def test_prompts_are_kept_within_their_bytes() -> None:
