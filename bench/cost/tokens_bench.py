@@ -66,9 +66,9 @@ async def proven(
         async with asyncio.timeout(PROVE_S):
             while "proving" in (known.tokenizer.state, known.rendering.state):
                 await asyncio.sleep(0.05)
-        for standing in (known.tokenizer, known.rendering):
-            if standing.state != "local":
-                raise BenchError(f"the {standing.job} is not local: {standing.reason}")
+        for status in (known.tokenizer, known.rendering):
+            if status.state != "local":
+                raise BenchError(f"the {status.job} is not local: {status.reason}")
         yield tokenizer, engine, known
     finally:
         await tokenizer.close()
@@ -98,7 +98,10 @@ async def differences(
     differing: list[str] = []
     async with proven(path, url) as (tokenizer, engine, known):
         assert known.prompts is not None
-        specials = [*known.prompts.cuts.clean, *(text for text, _ in known.prompts.cuts.tangled)]
+        specials = [
+            *known.prompts.segmenter.clean,
+            *(text for text, _ in known.prompts.segmenter.tangled),
+        ]
         for name, text in shown(prompts(count, specials, seed), "prompts", count):
             ids = pack(await engine.tokenize(text))
             mine = await tokenizer.encode(engine, request(Kind.COMPLETION, {"prompt": text}))
@@ -143,8 +146,8 @@ async def costs(path: Path, url: str, tokens: int) -> list[Row]:
                 ms, _ = await timed(tokenizer.encode(engine, request(Kind.CHAT, body)))
                 turns.all.append(ms)
             rows += turns.rows(f"{pause_s:g} s after another" if pause_s else "at once")
-        kept = tokenizer.segments.size_bytes + tokenizer.trails.size_bytes
-        most = tokenizer.segments.max_bytes + tokenizer.trails.max_bytes
+        kept = tokenizer.segments.size_bytes + tokenizer.known_prompts.size_bytes
+        most = tokenizer.segments.max_bytes + tokenizer.known_prompts.max_bytes
         return [*rows, ("kept (MB of at most)", f"{kept / 1e6:.1f}", f"{most / 1e6:.0f}", "")]
 
 
@@ -160,7 +163,7 @@ async def anew(
         body = {"messages": messages}
         text = await known.text(engine, body, known.plan(body))
         tokenizer.segments.clear()
-        tokenizer.trails.clear()
+        tokenizer.known_prompts.clear()
         ms, _ = await timed(known.prompts.encode(text))
         times.append(ms)
     return times
@@ -186,9 +189,9 @@ class Turns:
         and the ids where they are ``compared``."""
         assert known.prompts is not None
         render_ms, mine = await timed(known.text(engine, body, known.plan(body)))
-        encode_ms, mapped = await timed(known.prompts.encode(mine))
+        encode_ms, tokenized = await timed(known.prompts.encode(mine))
         template_ms, text = await timed(engine.apply_template(body))
-        if mine != text or (compared and mapped.tokens != pack(await engine.tokenize(text))):
+        if mine != text or (compared and tokenized.tokens != pack(await engine.tokenize(text))):
             raise BenchError("a turn differs from the engine's")
         self.template.append(template_ms)
         self.render.append(render_ms)

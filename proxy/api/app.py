@@ -238,8 +238,8 @@ class Pages:
         await driver.metrics.engines.refresh(driver.engines.serving())
         now = driver.clock()
         driver.metrics.sync(scheduler.waiting(now), scheduler.slots(), scheduler.standings(now))
-        for profile, standing in driver.tokenizer.standings().items():
-            encoding, rendering = (part.state == "local" for part in standing)
+        for profile, status in driver.tokenizer.job_statuses().items():
+            encoding, rendering = (part.state == "local" for part in status)
             driver.metrics.tokens_local(profile, encoding, rendering)
         driver.memory.sync(driver.metrics.memory)
         body, content_type = await driver.metrics.exposition_in_turns()

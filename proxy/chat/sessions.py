@@ -85,7 +85,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestDigest:
     """One request, reduced to 64-bit digests."""
 
     hint: int  # of the id the client sent, and of the field it came in; 0: none
@@ -107,7 +107,7 @@ class TurnReader:
         self._young: dict[int, _Said] = {}
         self._old: dict[int, _Said] = {}
 
-    def read(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Asked:
+    def read(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> RequestDigest:
         """``headers`` by lower-case name, ``body`` as parsed; any shape of body is taken."""
         messages = dicts(body.get("messages"))[:MAX_MESSAGES]
         exact = array("Q", (_digest(_plain(message)) for message in messages))
@@ -115,7 +115,7 @@ class TurnReader:
         if not turns and exact:
             turns, said = exact, array("Q", bytes(8 * len(exact)))  # nothing but system text
         hint = hint_of(headers, body)
-        return Asked(
+        return RequestDigest(
             hint=_digest(list(hint)) if hint else 0,
             turns=turns,
             said=said,
@@ -335,7 +335,7 @@ UNKNOWN = Session("", "new", 0, None)
 class _Known:
     id: str
     key: str
-    asked: Asked
+    asked: RequestDigest
     tip: int
     born: int  # turns of its first request
     turns_seen: int = 1
@@ -405,7 +405,7 @@ class SessionTable:
         """Read and find in one go. ``headers`` by lower-case name; ``now`` in seconds."""
         return self.find(self.reader.read(headers, body), key, now)
 
-    def find(self, asked: Asked, key: str, now: float) -> Session:
+    def find(self, asked: RequestDigest, key: str, now: float) -> Session:
         """The conversation of ``key`` that this request goes on with, else a new one."""
         self._forget(now)
         if not asked.turns and not asked.hint:
@@ -419,7 +419,7 @@ class SessionTable:
         self._update(known, asked, now, chain)
         return Session(known.id, basis, known.turns_seen, changed_at)
 
-    def _match(self, asked: Asked, key: str, chain: list[int]) -> _Known | None:
+    def _match(self, asked: RequestDigest, key: str, chain: list[int]) -> _Known | None:
         best, best_score = None, (False, False, 0, False, 0.0)
         for known in self._candidates(asked, key, chain):
             hinted = bool(asked.hint) and known.hint == asked.hint
@@ -436,7 +436,7 @@ class SessionTable:
                 best, best_score = known, score
         return best
 
-    def _candidates(self, asked: Asked, key: str, chain: list[int]) -> Iterable[_Known]:
+    def _candidates(self, asked: RequestDigest, key: str, chain: list[int]) -> Iterable[_Known]:
         """By hint, by all of its turns (the most first), by the first turn; each one once."""
         found: dict[_Known, None] = {}
         if asked.hint:
@@ -447,7 +447,7 @@ class SessionTable:
             found.update(dict.fromkeys(self._by_first.latest((key, chain[0]))))
         return found
 
-    def _begin(self, asked: Asked, key: str, now: float, chain: list[int]) -> Session:
+    def _begin(self, asked: RequestDigest, key: str, now: float, chain: list[int]) -> Session:
         self._begun += 1
         seed = f"{self._begun}/{key}/{chain[-1] if chain else asked.hint}"
         id = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=8, key=self._salt)
@@ -456,7 +456,7 @@ class SessionTable:
         self._forget(now)
         return Session(known.id, "new", 1, None)
 
-    def _update(self, known: _Known, asked: Asked, now: float, chain: list[int]) -> None:
+    def _update(self, known: _Known, asked: RequestDigest, now: float, chain: list[int]) -> None:
         self._remove(known)
         if known.tip not in chain and (not chain or chain[-1] not in _chain(known.asked.turns)):
             known.left = known.tip
@@ -465,7 +465,7 @@ class SessionTable:
         self._insert(known, asked, chain)
         self._forget(now)
 
-    def _insert(self, known: _Known, asked: Asked, chain: list[int]) -> None:
+    def _insert(self, known: _Known, asked: RequestDigest, chain: list[int]) -> None:
         if asked.hint:
             known.hint_seen = known.hint_seen + 1 if known.hint == asked.hint else 1
             known.hint = asked.hint
@@ -500,7 +500,7 @@ class SessionTable:
             self._remove(oldest)
 
 
-def shared_turns(old: Asked, new: Asked, born: int, hinted: bool) -> int:
+def shared_turns(old: RequestDigest, new: RequestDigest, born: int, hinted: bool) -> int:
     """How many turns ``new`` shares with the conversation that sent ``old``; 0: another one.
 
     ``born``: turns of that conversation's first request. ``hinted``: both bring the same id.
@@ -528,7 +528,7 @@ def shared_turns(old: Asked, new: Asked, born: int, hinted: bool) -> int:
     return shared if half and (middle_changed or parting > born) else 0
 
 
-def _kin(old: Asked, new: Asked, shared: int) -> bool:
+def _kin(old: RequestDigest, new: RequestDigest, shared: int) -> bool:
     """Whether what stands before the turns may belong to one conversation."""
     if shared >= _SHARED_ENOUGH:
         return old.head.likeness(new.head) >= _LIKE_LATER
@@ -536,13 +536,13 @@ def _kin(old: Asked, new: Asked, shared: int) -> bool:
     return old.head.same_tools(new.head) and old.head.likeness(new.head) >= needed
 
 
-def _contradict(old: Asked, new: Asked, parting: int) -> bool:
+def _contradict(old: RequestDigest, new: RequestDigest, parting: int) -> bool:
     """Whether most of the answers between the shared turns are others."""
     pairs = list(zip(old.said[1:parting], new.said[1:parting], strict=True))
     return 2 * sum(a != b for a, b in pairs) > len(pairs)
 
 
-def _changed_at(old: Asked, new: Asked) -> int | None:
+def _changed_at(old: RequestDigest, new: RequestDigest) -> int | None:
     if old.front != new.front:
         return FRONT
     pairs = zip(old.messages, new.messages, strict=False)

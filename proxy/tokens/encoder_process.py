@@ -41,7 +41,7 @@ def main() -> None:
     encoder: LocalEncoder | None = None
     try:
         encoder = given.build()
-        specials = {**encoder.cuts.clean, **dict(encoder.cuts.tangled)}
+        specials = {**encoder.segmenter.clean, **dict(encoder.segmenter.tangled)}
         answer: Any = encoder.tokens, specials
     except UnsupportedError as error:
         answer = str(error)

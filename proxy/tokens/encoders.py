@@ -229,7 +229,7 @@ class LocalEncoders:
         return await self._process.encode(segments)
 
 
-class Local:
+class LocalTokenizer:
     """The local tokenizer of a profile, built once for all its engines."""
 
     def __init__(self, profile: str, source: Source) -> None:
@@ -257,13 +257,13 @@ class Local:
 
     async def _build(self) -> tuple[LocalEncoders, Segmenter]:
         built = await self._process.start()
-        cuts = await asyncio.to_thread(Segmenter, built.specials)
+        segmenter = await asyncio.to_thread(Segmenter, built.specials)
         here = None
         if built.tokens <= SMALL_VOCABULARY_TOKENS:
             # The process has just built the same, so a failure is the file's, which changed.
             with contextlib.suppress(UnsupportedError):
                 here = HereEncoder(await asyncio.to_thread(self._source.build))
-        return LocalEncoders(self._process, here), cuts
+        return LocalEncoders(self._process, here), segmenter
 
     async def close(self) -> None:
         await self._process.closed()
@@ -272,10 +272,10 @@ class Local:
 class EngineEncoder:
     """The engine's own tokenizer, for the segments alone."""
 
-    def __init__(self, engine: EngineClient, cuts: Segmenter) -> None:
+    def __init__(self, engine: EngineClient, segmenter: Segmenter) -> None:
         self._engine = engine
         # No segment holds it, so between two segments it tells where one ends.
-        self._border = max(i for text, i in cuts.clean.items() if text != "<unk>")
+        self._border = max(i for text, i in segmenter.clean.items() if text != "<unk>")
 
     async def encode(self, segments: Sequence[str]) -> list[bytes]:
         packed: list[bytes] = []

@@ -76,8 +76,8 @@ async def _code(
     prompts = known.prompts if known else None
     parts = [content] if isinstance(content, str) else content
     if known is not None and prompts is not None:
-        cuts = model.controls or prompts.cuts
-        if not any([await _holds(cuts, part) for part in parts if isinstance(part, str)]):
+        segmenter = model.controls or prompts.segmenter
+        if not any([await _holds(segmenter, part) for part in parts if isinstance(part, str)]):
             try:
                 return await _locally(prompts, parts)
             except EncoderGoneError as error:
@@ -94,10 +94,10 @@ async def _locally(prompts: PromptEncoder, parts: list[str] | list[str | int]) -
     return b"".join(tokens.packed for tokens in found)
 
 
-async def _holds(cuts: Segmenter, text: str) -> bool:
+async def _holds(segmenter: Segmenter, text: str) -> bool:
     if len(text) <= OFF_LOOP_CHARS:
-        return cuts.found_in(text)
-    return await asyncio.to_thread(cuts.found_in, text)
+        return segmenter.found_in(text)
+    return await asyncio.to_thread(segmenter.found_in, text)
 
 
 async def _model_of(engine: EngineClient, source: Source) -> _Model:

@@ -107,12 +107,12 @@ class LocalEncoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        cuts: Segmenter,
+        segmenter: Segmenter,
         *,
         escape: bool = False,
         space_first: bool = False,
     ) -> None:
-        self.cuts = cuts
+        self.segmenter = segmenter
         self._tokenizer = tokenizer
         self._escape = escape
         self._space_first = space_first
@@ -123,7 +123,7 @@ class LocalEncoder:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, segments: Sequence[str]) -> list[bytes]:
-        split = [self.cuts.fragments(segment) for segment in segments]
+        split = [self.segmenter.fragments(segment) for segment in segments]
         texts = [self._text(part) for parts in split for part in parts if isinstance(part, str)]
         # Without offsets: they cost as much as the merges.
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
@@ -154,17 +154,19 @@ def from_vocabulary(vocabulary: Vocabulary) -> LocalEncoder:
         raise UnsupportedError("the engine drops white space beside this model's special tokens")
     if len(set(vocabulary.tokens)) != len(vocabulary.tokens):
         raise UnsupportedError("the vocabulary holds a token twice")
-    cuts = Segmenter(vocabulary.specials())
-    if not cuts.certain:
+    segmenter = Segmenter(vocabulary.specials())
+    if not segmenter.certain:
         raise UnsupportedError("special tokens of equal length overlap")
     if vocabulary.model == "gpt2":
-        return LocalEncoder(_byte_level(vocabulary), cuts)
+        return LocalEncoder(_byte_level(vocabulary), segmenter)
     if vocabulary.model == "gemma4":
-        return LocalEncoder(_merged_utf8(vocabulary), cuts, escape=True)
+        return LocalEncoder(_merged_utf8(vocabulary), segmenter, escape=True)
     if vocabulary.model == "llama":
         prefix = vocabulary.add_space_prefix
         space_first = True if prefix is None else prefix
-        return LocalEncoder(_sentence_piece(vocabulary), cuts, escape=True, space_first=space_first)
+        return LocalEncoder(
+            _sentence_piece(vocabulary), segmenter, escape=True, space_first=space_first
+        )
     raise UnsupportedError(f"tokenizer model {vocabulary.model or 'unknown'} is not built locally")
 
 
@@ -242,10 +244,10 @@ def from_file(path: Path, vocabulary: Vocabulary | None = None) -> LocalEncoder:
         raise UnsupportedError(f"{path} is no tokenizer: {error!s:.200}") from error
     if vocabulary is not None and vocabulary.strips():
         raise UnsupportedError("the engine drops white space beside this model's special tokens")
-    cuts = Segmenter(vocabulary.specials() if vocabulary is not None else added)
-    if not cuts.certain:
+    segmenter = Segmenter(vocabulary.specials() if vocabulary is not None else added)
+    if not segmenter.certain:
         raise UnsupportedError("special tokens of equal length overlap")
-    return LocalEncoder(tokenizer, cuts)
+    return LocalEncoder(tokenizer, segmenter)
 
 
 def _bare(content: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from slotwise.policies.prefix import Tokens
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
 from slotwise.proxy.tokens.prompt_encoder import TokenizedText
-from slotwise.proxy.tokens.verification import VerifiedEngine, mapped_text
+from slotwise.proxy.tokens.verification import VerifiedEngine, tokenized_text
 
 FIRST_ID = 2**31
 """Ids from here on stand for media; those of texts lie below."""
@@ -136,7 +136,7 @@ class MediaPrompts:
         marker = await self._marker(engine)
         parts = await self._parts(engine, known, text, marker)
         if len(parts) - 1 != len(media):  # the template left one out, or the text holds a marker
-            return await mapped_text(engine, known, text)
+            return await tokenized_text(engine, known, text)
         between = [stand_in(m.digest, n) for m, n in zip(media, counts, strict=True)]
         return _joined(parts, marker, between)
 
@@ -176,7 +176,7 @@ class MediaPrompts:
     ) -> list[TokenizedText]:
         """The engine tokenizes what is between two media on its own."""
         return [
-            await mapped_text(engine, known, part, whole=i == 0)
+            await tokenized_text(engine, known, part, whole=i == 0)
             for i, part in enumerate(text.split(marker))
         ]
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from slotwise.policies.prefix import Tokens, lcp
 from slotwise.proxy.tokens.encoders import Encoder
@@ -63,10 +63,10 @@ class RecentlyUsed(Generic[V]):
 
 
 DEFAULT_SEGMENT_BYTES = 64 * 2**20
-DEFAULT_TRAIL_BYTES = 64 * 2**20
+DEFAULT_PROMPT_BYTES = 64 * 2**20
 _ENTRY_BYTES = 150  # a key, an entry and their objects, besides the contents
-_MOST_TRAILS = 256
-_END_CHARS = 64
+_MOST_PROMPTS = 256
+_END_CHARS = 4096  # compared first: prompts that share a long head differ near their ends
 
 
 class SegmentCache(RecentlyUsed[bytes]):
@@ -105,9 +105,10 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A known prompt up to the last place where it is cut whatever follows."""
+    """A prompt up to the last place where it is cut whatever follows."""
 
-    chars: int  # of the prompt's text up to there
+    salt: bytes  # names the tokenizer
+    head: str  # the prompt's text up to there
     ends: list[int]
     positions: list[int]
     cuts: list[int]
@@ -116,25 +117,16 @@ class KnownPrompt:
     size_bytes: int
 
 
-class _Kept(NamedTuple):
-    """A trail, whose it is, and the text it stands for."""
-
-    salt: bytes
-    head: str
-    end: str  # of the head: two prompts that share much mostly differ there
-    trail: KnownPrompt
-
-
 class KnownPrompts:
     """The prompts seen last, within ``max_bytes``.
 
     A prompt that goes on from one takes its place: that one's segments are still kept.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_TRAIL_BYTES) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_PROMPT_BYTES) -> None:
         self.max_bytes = max_bytes
         self.size_bytes = 0
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept: OrderedDict[int, KnownPrompt] = OrderedDict()
         self._next = 0
 
     def __len__(self) -> int:
@@ -144,42 +136,45 @@ class KnownPrompts:
         """The longest one with which this text begins, and its number."""
         number, chars = None, 0
         for candidate, kept in self._kept.items():
-            n = kept.trail.chars
-            if n <= chars or kept.salt != salt or not text.startswith(kept.end, n - len(kept.end)):
+            n = len(kept.head)
+            if not chars < n <= len(text) or kept.salt != salt:
                 continue
-            if text.startswith(kept.head):
+            if text.startswith(kept.head[-_END_CHARS:], max(0, n - _END_CHARS)) and text.startswith(
+                kept.head
+            ):
                 number, chars = candidate, n
         if number is None:
             return None
         self._kept.move_to_end(number)
-        return number, self._kept[number].trail
+        return number, self._kept[number]
 
-    def put(self, salt: bytes, mapped: TokenizedText, instead_of: int | None) -> None:
-        last = mapped.stable
-        if last < 1 or len(mapped.text) > self.max_bytes:
+    def put(self, salt: bytes, tokenized: TokenizedText, instead_of: int | None) -> None:
+        last = tokenized.stable
+        if last < 1 or len(tokenized.text) > self.max_bytes:
             return
-        head = mapped.text[: mapped.ends[last]]
-        trail = KnownPrompt(
-            chars=len(head),
-            ends=mapped.ends[: last + 1],
-            positions=mapped.positions[: last + 1],
-            cuts=mapped.cuts,
-            tokens=mapped.tokens,
-            places=mapped.places,
+        head = tokenized.text[: tokenized.ends[last]]
+        prompt = KnownPrompt(
+            salt=salt,
+            head=head,
+            ends=tokenized.ends[: last + 1],
+            positions=tokenized.positions[: last + 1],
+            cuts=tokenized.cuts,
+            tokens=tokenized.tokens,
+            places=tokenized.places,
             size_bytes=sys.getsizeof(head)
-            + len(mapped.tokens.packed) * 17 // 16
-            + 100 * len(mapped.ends)
+            + len(tokenized.tokens.packed) * 17 // 16
+            + 100 * len(tokenized.ends)
             + _ENTRY_BYTES,
         )
         if instead_of is not None:
             self._drop(instead_of)
         same = self.longest(salt, head)
-        if same is not None and same[1].chars == len(head):
+        if same is not None and same[1].head == head:
             self._drop(same[0])
-        self._kept[self._next] = _Kept(salt, head, head[-_END_CHARS:], trail)
+        self._kept[self._next] = prompt
         self._next += 1
-        self.size_bytes += trail.size_bytes
-        while self.size_bytes > self.max_bytes or len(self._kept) > _MOST_TRAILS:
+        self.size_bytes += prompt.size_bytes
+        while self.size_bytes > self.max_bytes or len(self._kept) > _MOST_PROMPTS:
             self._drop(next(iter(self._kept)))
 
     def clear(self) -> None:
@@ -189,7 +184,7 @@ class KnownPrompts:
     def _drop(self, number: int) -> None:
         dropped = self._kept.pop(number, None)
         if dropped is not None:
-            self.size_bytes -= dropped.trail.size_bytes
+            self.size_bytes -= dropped.size_bytes
 
 
 OFF_LOOP_CHARS = 256 * 1024
@@ -212,25 +207,25 @@ class PromptEncoder:
     def __init__(
         self,
         encoder: Encoder,
-        cuts: Segmenter,
+        segmenter: Segmenter,
         edges: Edges,
         salt: bytes,
         segments: SegmentCache,
-        trails: KnownPrompts,
+        known_prompts: KnownPrompts,
     ) -> None:
-        self.cuts = cuts
+        self.segmenter = segmenter
         self._encoder = encoder
         self._edges = edges
         self._salt = salt
         self._segments = segments
-        self._trails = trails
-        self._special = {i: array("I", (i,)).tobytes() for i in cuts.clean.values()}
+        self._known_prompts = known_prompts
+        self._special = {i: array("I", (i,)).tobytes() for i in segmenter.clean.values()}
 
     async def encode(self, text: str, *, whole: bool = True) -> TokenizedText:
         """``whole``: a prompt, with what the engine adds at its edges; else a part of one."""
-        known = self._trails.longest(self._salt, text) if whole else None
-        trail = known[1] if known else None
-        start = trail.chars if trail else 0
+        found = self._known_prompts.longest(self._salt, text) if whole else None
+        number, known = found or (None, None)
+        start = len(known.head) if known else 0
         big = len(text) - start > OFF_LOOP_CHARS
         if big:
             pieces, keys = await asyncio.to_thread(self._cut, text, start)
@@ -238,46 +233,46 @@ class PromptEncoder:
             pieces, keys = self._cut(text, start)
         packed = await self._packed([piece for piece, _ in pieces], keys)
         if big:
-            mapped = await asyncio.to_thread(self._joined, text, trail, pieces, packed, whole)
+            tokenized = await asyncio.to_thread(self._joined, text, known, pieces, packed, whole)
         else:
-            mapped = self._joined(text, trail, pieces, packed, whole)
-        if whole and (trail is None or pieces):
-            self._trails.put(self._salt, mapped, known[0] if known else None)
-        return mapped
+            tokenized = self._joined(text, known, pieces, packed, whole)
+        if whole and (known is None or pieces):
+            self._known_prompts.put(self._salt, tokenized, number)
+        return tokenized
 
-    async def positions(self, mapped: TokenizedText, places: Sequence[int]) -> list[int]:
+    async def positions(self, tokenized: TokenizedText, places: Sequence[int]) -> list[int]:
         """The tokens before each of these places (characters): those that end there or before.
 
         Inside a segment: as many tokens as its begin, encoded alone, shares with it.
         """
         inside: dict[int, tuple[int, str]] = {}
         for place in places:
-            i = bisect_left(mapped.ends, place)
-            between = 0 < i < len(mapped.ends) and mapped.ends[i] != place
-            if between and place not in mapped.places:
-                inside[place] = i, mapped.text[mapped.ends[i - 1] : place]
+            i = bisect_left(tokenized.ends, place)
+            between = 0 < i < len(tokenized.ends) and tokenized.ends[i] != place
+            if between and place not in tokenized.places:
+                inside[place] = i, tokenized.text[tokenized.ends[i - 1] : place]
         begins = [begin for _, begin in inside.values()]
         keys = [content_key(self._salt, begin) for begin in begins]
         packed = await self._packed(begins, keys) if begins else []
-        found = dict(mapped.places)
+        found = dict(tokenized.places)
         for (place, (i, _)), ids in zip(inside.items(), packed, strict=True):
-            first, last = mapped.positions[i - 1], mapped.positions[i]
-            piece = mapped.tokens.packed[first * _ID_BYTES : last * _ID_BYTES]
+            first, last = tokenized.positions[i - 1], tokenized.positions[i]
+            piece = tokenized.tokens.packed[first * _ID_BYTES : last * _ID_BYTES]
             found[place] = first + lcp(Tokens(piece), Tokens(ids))
-            if i <= mapped.stable:  # it will be asked for again when the prompt goes on
-                mapped.places[place] = found[place]
-        return [self._position(mapped, place, found) for place in places]
+            if i <= tokenized.stable:  # it will be asked for again when the prompt goes on
+                tokenized.places[place] = found[place]
+        return [self._position(tokenized, place, found) for place in places]
 
     @staticmethod
-    def _position(mapped: TokenizedText, place: int, inside: Mapping[int, int]) -> int:
-        if place >= mapped.ends[-1]:
-            return len(mapped.tokens)
+    def _position(tokenized: TokenizedText, place: int, inside: Mapping[int, int]) -> int:
+        if place >= tokenized.ends[-1]:
+            return len(tokenized.tokens)
         if place in inside:
             return inside[place]
-        return mapped.positions[bisect_left(mapped.ends, place)]
+        return tokenized.positions[bisect_left(tokenized.ends, place)]
 
     def _cut(self, text: str, start: int) -> tuple[list[tuple[Piece, int]], list[bytes]]:
-        pieces = list(self.cuts.pieces(text, start))
+        pieces = list(self.segmenter.pieces(text, start))
         return pieces, [
             b"" if isinstance(piece, int) else content_key(self._salt, piece) for piece, _ in pieces
         ]
@@ -304,23 +299,23 @@ class PromptEncoder:
     def _joined(
         self,
         text: str,
-        trail: KnownPrompt | None,
+        known: KnownPrompt | None,
         pieces: Sequence[tuple[Piece, int]],
         packed: Sequence[bytes],
         whole: bool,
     ) -> TokenizedText:
         before = self._edges.before if whole else b""
         behind = self._edges.behind if whole else b""
-        ends = list(trail.ends) if trail else [0]
-        positions = list(trail.positions) if trail else [len(before) // _ID_BYTES]
-        cuts = list(trail.cuts) if trail else []
-        known = positions[-1]
+        ends = list(known.ends) if known else [0]
+        positions = list(known.positions) if known else [len(before) // _ID_BYTES]
+        cuts = list(known.cuts) if known else []
+        start = positions[-1]
         for (piece, end), ids in zip(pieces, packed, strict=True):
             if isinstance(piece, int):
                 cuts.append(len(ends))
             ends.append(end)
             positions.append(positions[-1] + len(ids) // _ID_BYTES)
         tail = b"".join((*packed, behind))
-        tokens = trail.tokens.grown(known, tail) if trail else Tokens(before + tail)
-        places = dict(trail.places) if trail else {}
+        tokens = known.tokens.grown(start, tail) if known else Tokens(before + tail)
+        places = dict(known.places) if known else {}
         return TokenizedText(text, ends, positions, cuts, tokens, places)

@@ -37,7 +37,7 @@ from slotwise.proxy.chat.request import (
 from slotwise.proxy.chat.sections import Layout, Specials, layout, markers
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import UpstreamError
-from slotwise.proxy.tokens.encoders import EncoderGoneError, Local, Source
+from slotwise.proxy.tokens.encoders import EncoderGoneError, LocalTokenizer, Source
 from slotwise.proxy.tokens.infill import Infill
 from slotwise.proxy.tokens.media import MediaPrompts, Medium, without_media
 from slotwise.proxy.tokens.prompt_encoder import (
@@ -51,35 +51,35 @@ from slotwise.proxy.tokens.verification import (
     RenderingPlan,
     VerificationStatus,
     VerifiedEngine,
-    mapped_text,
     packed,
     text_tokens,
+    tokenized_text,
 )
 
 
 async def sections_of(
-    prompts: PromptEncoder, mapped: TokenizedText, shape: Mapping[str, Any]
+    prompts: PromptEncoder, tokenized: TokenizedText, shape: Mapping[str, Any]
 ) -> tuple[tuple[Section, ...], int | None]:
     """The sections of a prompt in tokens, and the end of its first user turn, where certain."""
-    spans = [(mapped.ends[i - 1], mapped.ends[i]) for i in mapped.cuts]
+    spans = [(tokenized.ends[i - 1], tokenized.ends[i]) for i in tokenized.cuts]
     names = [name for tool in shape.get("tools") or () if (name := _name_of(tool))]
     messages: Sequence[Mapping[str, Any]] = shape["messages"]
 
     def find() -> Layout:
-        known = spans if len(spans) >= len(messages) else markers(mapped.text)
-        return layout(mapped.text, Specials(known), messages, names)
+        known = spans if len(spans) >= len(messages) else markers(tokenized.text)
+        return layout(tokenized.text, Specials(known), messages, names)
 
-    found = find() if len(mapped.text) <= OFF_LOOP_BYTES else await asyncio.to_thread(find)
-    return await _in_tokens(prompts, mapped, found)
+    found = find() if len(tokenized.text) <= OFF_LOOP_BYTES else await asyncio.to_thread(find)
+    return await _in_tokens(prompts, tokenized, found)
 
 
 async def _in_tokens(
-    prompts: PromptEncoder, mapped: TokenizedText, found: Layout
+    prompts: PromptEncoder, tokenized: TokenizedText, found: Layout
 ) -> tuple[tuple[Section, ...], int | None]:
     places = [part.end for part in found.parts]
     if found.first_user_end is not None:
         places.append(found.first_user_end)
-    positions = await prompts.positions(mapped, places)
+    positions = await prompts.positions(tokenized, places)
     sections: list[Section] = []
     last = 0
     for part, end in zip(found.parts, positions, strict=False):
@@ -160,12 +160,12 @@ class Tokenizer:
     ) -> None:
         self.cache = cache or TokenCache()
         self.segments = SegmentCache()
-        self.trails = KnownPrompts()
+        self.known_prompts = KnownPrompts()
         sources = sources or {}
         self._sources = dict(sources)
         self._infill = Infill(self._sources)
         self._media = MediaPrompts()
-        self._locals = {name: Local(name, source) for name, source in sources.items()}
+        self._locals = {name: LocalTokenizer(name, source) for name, source in sources.items()}
         self._known: WeakKeyDictionary[EngineClient, VerifiedEngine] = WeakKeyDictionary()
         self._latest: dict[str, VerifiedEngine] = {}  # by profile: what is shown
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,7 +181,7 @@ class Tokenizer:
                 self._sources[profile],
                 self._locals[profile],
                 self.segments,
-                self.trails,
+                self.known_prompts,
                 self._made,
             )
             self._known[engine] = self._latest[profile] = known
@@ -190,7 +190,7 @@ class Tokenizer:
             self._start(known.prove(engine))
         return known
 
-    def standings(self) -> dict[str, tuple[VerificationStatus, VerificationStatus]]:
+    def job_statuses(self) -> dict[str, tuple[VerificationStatus, VerificationStatus]]:
         """By profile: who encodes and who renders for the engine that came last."""
         return {name: (known.tokenizer, known.rendering) for name, known in self._latest.items()}
 
@@ -208,7 +208,7 @@ class Tokenizer:
             },
             "segments": _usage(self.segments, self.segments.hits, self.segments.misses),
             "prompts": _usage(self.cache, self.cache.hits, self.cache.misses),
-            "conversations": _usage(self.trails),
+            "conversations": _usage(self.known_prompts),
         }
 
     async def close(self) -> None:
@@ -261,22 +261,22 @@ class Tokenizer:
             text = await engine.apply_template(shape)
         messages: list[Any] = shape["messages"]
         turns = 1 + sum(message["role"] == "assistant" for message in messages)
-        mapped = await self._mapped(engine, known, request, text, media)
-        sections, first_user_end = one_section(mapped.tokens), None
+        tokenized = await self._tokenized(engine, known, request, text, media)
+        sections, first_user_end = one_section(tokenized.tokens), None
         prompts = known.prompts if known else None
         if known is not None and prompts is not None:
             try:
-                sections, first_user_end = await sections_of(prompts, mapped, shape)
+                sections, first_user_end = await sections_of(prompts, tokenized, shape)
             except EncoderGoneError as error:
                 known.lost(error)
         if first_user_end is None:
             head = await self._head(engine, known, request, shape, media)
-            first_user_end = lcp(mapped.tokens, head)
+            first_user_end = lcp(tokenized.tokens, head)
         if known is not None and not media and known.due():
             self._start(known.recheck(engine, text, shape))
-        return Encoded(mapped.tokens, first_user_end, turns, sections)
+        return Encoded(tokenized.tokens, first_user_end, turns, sections)
 
-    async def _mapped(
+    async def _tokenized(
         self,
         engine: EngineClient,
         known: VerifiedEngine | None,
@@ -286,7 +286,7 @@ class Tokenizer:
     ) -> TokenizedText:
         if media:
             return await self._media.encode(engine, known, request.profile, text, media)
-        return await mapped_text(engine, known, text)
+        return await tokenized_text(engine, known, text)
 
     async def _head(
         self,
@@ -314,7 +314,7 @@ class Tokenizer:
         except UpstreamError:
             # Some templates refuse a head on its own; the request itself was rendered.
             return EMPTY
-        tokens = (await self._mapped(engine, known, request, text, media)).tokens
+        tokens = (await self._tokenized(engine, known, request, text, media)).tokens
         if key:
             self.cache.put(key, Encoded(tokens, 0, 1))
         return tokens

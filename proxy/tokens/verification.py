@@ -23,7 +23,13 @@ from slotwise.policies.prefix import Tokens, lcp, pack
 from slotwise.proxy.chat.request import OFF_LOOP_BYTES
 from slotwise.proxy.engine.client import EngineClient
 from slotwise.proxy.errors import EngineUnreachableError, UpstreamError
-from slotwise.proxy.tokens.encoders import Encoder, EncoderGoneError, EngineEncoder, Local, Source
+from slotwise.proxy.tokens.encoders import (
+    Encoder,
+    EncoderGoneError,
+    EngineEncoder,
+    LocalTokenizer,
+    Source,
+)
 from slotwise.proxy.tokens.local_encoder import UnsupportedError
 from slotwise.proxy.tokens.probes import PROBE_CHATS
 from slotwise.proxy.tokens.prompt_encoder import (
@@ -45,7 +51,7 @@ from slotwise.proxy.tokens.template import (
 _MANY_IDS = 20_000  # packing more than this would hold up the loop for milliseconds
 
 
-async def mapped_text(
+async def tokenized_text(
     engine: EngineClient, known: VerifiedEngine | None, text: str, *, whole: bool = True
 ) -> TokenizedText:
     """``whole``: a prompt, with what the engine adds at its edges; else a part of one.
@@ -67,7 +73,7 @@ async def mapped_text(
 async def text_tokens(
     engine: EngineClient, known: VerifiedEngine | None, text: str, *, whole: bool = True
 ) -> Tokens:
-    return (await mapped_text(engine, known, text, whole=whole)).tokens
+    return (await tokenized_text(engine, known, text, whole=whole)).tokens
 
 
 async def packed(ids: Sequence[int]) -> Tokens:
@@ -78,7 +84,7 @@ async def packed(ids: Sequence[int]) -> Tokens:
 _KEPT_SHAPES = 2000
 
 
-class Shapes:
+class RenderedShapes:
     """Which shapes of requests were seen to render alike here and in the engine; bounded."""
 
     def __init__(self) -> None:
@@ -297,9 +303,9 @@ class VerifiedEngine:
         self,
         profile: str,
         source: Source,
-        local: Local,
+        local: LocalTokenizer,
         segments: SegmentCache,
-        trails: KnownPrompts,
+        known_prompts: KnownPrompts,
         number: int,
     ) -> None:
         self.profile = profile
@@ -312,10 +318,10 @@ class VerifiedEngine:
         self._source = source
         self._local = local
         self._segments = segments
-        self._trails = trails
+        self._known_prompts = known_prompts
         self._salt = number.to_bytes(8, "little")
         self._renderer: Renderer | None = None
-        self._shapes = Shapes()
+        self._shapes = RenderedShapes()
         self._encoded = 0
         self._tries_left = PROOF_TRIES
         self._broken = False
@@ -323,7 +329,7 @@ class VerifiedEngine:
     # ------------------------------------------------------------ the proof
 
     async def prove(self, engine: EngineClient) -> None:
-        """Compare on the corpora; never raises, the standings tell."""
+        """Compare on the corpora; never raises, the statuses say how it went."""
         self._broken = False
         try:
             edges = await edges_of(engine)
@@ -345,9 +351,9 @@ class VerifiedEngine:
 
     def _broken_off(self, why: str) -> None:
         self._broken = True
-        for standing in (self.tokenizer, self.rendering):
-            if standing.state == "proving":
-                self._set(VerificationStatus(standing.job, "engine", why))
+        for status in (self.tokenizer, self.rendering):
+            if status.state == "proving":
+                self._set(VerificationStatus(status.job, "engine", why))
 
     async def _prove_tokenizer(self, engine: EngineClient, edges: Edges | None) -> None:
         if edges is None:
@@ -355,11 +361,11 @@ class VerifiedEngine:
             return self._set(VerificationStatus("tokenizer", "engine", untold))
         why: str | None
         try:
-            encoder, cuts = await self._local.get()
-            prompts = self._encoder_of(encoder, cuts, edges, self._local.salt)
+            encoder, segmenter = await self._local.get()
+            prompts = self._encoder_of(encoder, segmenter, edges, self._local.salt)
             why = None
             for part in encoder.parts:
-                why = why or await self._differs(engine, part, cuts, edges)
+                why = why or await self._differs(engine, part, segmenter, edges)
         except (UnsupportedError, EncoderGoneError) as error:
             why = str(error)
         else:
@@ -378,33 +384,35 @@ class VerifiedEngine:
             vocabulary = None
         if vocabulary is None or vocabulary.strips():
             return why
-        cuts = await asyncio.to_thread(Segmenter, vocabulary.specials())
-        if not cuts.certain or not any(text != "<unk>" for text in cuts.clean):
+        segmenter = await asyncio.to_thread(Segmenter, vocabulary.specials())
+        if not segmenter.certain or not any(text != "<unk>" for text in segmenter.clean):
             return why
-        encoder = EngineEncoder(engine, cuts)
-        prompts = self._encoder_of(encoder, cuts, edges, self._salt)
-        if await self._differs(engine, encoder, cuts, edges) is not None:
+        encoder = EngineEncoder(engine, segmenter)
+        prompts = self._encoder_of(encoder, segmenter, edges, self._salt)
+        if await self._differs(engine, encoder, segmenter, edges) is not None:
             return why
         self.prompts = prompts
         return f"{why}; new segments only"
 
     def _encoder_of(
-        self, encoder: Encoder, cuts: Segmenter, edges: Edges, salt: bytes
+        self, encoder: Encoder, segmenter: Segmenter, edges: Edges, salt: bytes
     ) -> PromptEncoder:
-        return PromptEncoder(encoder, cuts, edges, salt, self._segments, self._trails)
+        return PromptEncoder(encoder, segmenter, edges, salt, self._segments, self._known_prompts)
 
     async def _differs(
         self,
         engine: EngineClient,
         encoder: Encoder,
-        cuts: Segmenter,
+        segmenter: Segmenter,
         edges: Edges,
     ) -> str | None:
         """Why not, in words; None: equal on every text."""
         trial = PromptEncoder(
-            encoder, cuts, edges, b"trial", SegmentCache(0), KnownPrompts(0)
+            encoder, segmenter, edges, b"trial", SegmentCache(0), KnownPrompts(0)
         )  # nothing of the corpus is kept
-        texts = await asyncio.to_thread(probe_texts, [*cuts.clean, *(t for t, _ in cuts.tangled)])
+        texts = await asyncio.to_thread(
+            probe_texts, [*segmenter.clean, *(t for t, _ in segmenter.tangled)]
+        )
         found = await first_difference(trial, engine, texts)
         self.checked += len(texts)
         self.differences += found is not None
@@ -446,14 +454,12 @@ class VerifiedEngine:
             )
         return self._set(VerificationStatus("template", "local", f"equal on {equal} conversations"))
 
-    def _set(self, standing: VerificationStatus) -> None:
-        log.info(
-            "profile %s: %s %s (%s)", self.profile, standing.job, standing.state, standing.reason
-        )
-        if standing.job == "tokenizer":
-            self.tokenizer = standing
+    def _set(self, status: VerificationStatus) -> None:
+        log.info("profile %s: %s %s (%s)", self.profile, status.job, status.state, status.reason)
+        if status.job == "tokenizer":
+            self.tokenizer = status
         else:
-            self.rendering = standing
+            self.rendering = status
 
     # ------------------------------------------------------------ in service
 

@@ -66,7 +66,7 @@ def accounted(
     with run_proxy(engine.url, profile=served, **options) as proxy:
 
         def proven() -> bool:
-            standings = proxy.inside(proxy.driver.tokenizer.standings)
+            standings = proxy.inside(proxy.driver.tokenizer.job_statuses)
             return all(standing.state != "proving" for standing in standings["p"])
 
         wait_until(proven, _PROOF_LIMIT_S)

@@ -65,7 +65,7 @@ class TrueEngine(EngineClient):
             if isinstance(part, int):
                 ids.append(part)
                 continue
-            for piece, _ in self._encoder.cuts.pieces(part):
+            for piece, _ in self._encoder.segmenter.pieces(part):
                 if isinstance(piece, int):
                     ids.append(piece)
                     continue
@@ -95,7 +95,7 @@ async def proven(tokenizer: Tokenizer, engine: EngineClient) -> tuple[str, str]:
     """The states of tokenizer and template, once they are known."""
     tokenizer.ready(engine, "main")
     while True:
-        states = tuple(standing.state for standing in tokenizer.standings()["main"])
+        states = tuple(status.state for status in tokenizer.job_statuses()["main"])
         if "proving" not in states:
             return states[0], states[1]
         await asyncio.sleep(0.01)

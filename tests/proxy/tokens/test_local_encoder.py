@@ -150,7 +150,7 @@ def test_a_tokenizer_file_is_used_without_what_the_engine_does_not_do(tmp_path: 
     )
     encoder = from_file(path)
     assert ids_of(encoder.encode(["e\u0301"])[0]) == [0, 1]  # not composed
-    assert [piece for piece, _ in encoder.cuts.pieces("e <|x|> e")] == ["e ", 7, " e"]
+    assert [piece for piece, _ in encoder.segmenter.pieces("e <|x|> e")] == ["e ", 7, " e"]
 
 
 @pytest.mark.slow

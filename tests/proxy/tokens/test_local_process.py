@@ -40,7 +40,7 @@ def test_a_tokenizer_whose_process_dies_is_replaced_by_the_engine_but_for_short_
         messages = chat(text)
         encoded = await encode(tokenizer, engine, messages=messages)
         assert encoded.tokens == await right(engine, messages)
-        assert tokenizer.standings()["main"][0].state == by
+        assert tokenizer.job_statuses()["main"][0].state == by
 
     run(work, source(tiny))
 
@@ -50,7 +50,7 @@ def test_a_large_vocabulary_is_built_in_the_process_alone(
 ) -> None:
     async def parts(most: int) -> int:
         monkeypatch.setattr(encoders, "SMALL_VOCABULARY_TOKENS", most)
-        local = encoders.Local("main", source(tiny))
+        local = encoders.LocalTokenizer("main", source(tiny))
         try:
             return len((await local.get())[0].parts)
         finally:
@@ -69,7 +69,7 @@ def test_the_tokenizer_for_short_texts_is_proven_on_its_own(
 
     async def work(tokenizer: Tokenizer) -> None:
         assert (await proven(tokenizer, TrueEngine(encoder)))[0] == "engine"
-        assert tokenizer.standings()["main"][0].reason.startswith("token")
+        assert tokenizer.job_statuses()["main"][0].reason.startswith("token")
 
     monkeypatch.setattr(HereEncoder, "encode", one_more)
     run(work, source(tiny))
@@ -105,9 +105,9 @@ def test_without_a_tokenizer_of_the_model_the_engine_encodes(
     async def work(tokenizer: Tokenizer) -> None:
         engine = TrueEngine(encoder)
         await proven(tokenizer, engine)
-        standing = tokenizer.standings()["main"][0]
-        assert standing.state == "engine"
-        assert says in standing.reason
+        status = tokenizer.job_statuses()["main"][0]
+        assert status.state == "engine"
+        assert says in status.reason
         messages = chat("Hello", "yes", "more")
         encoded = await encode(tokenizer, engine, messages=messages)
         assert encoded.tokens == await right(engine, messages)

@@ -124,8 +124,8 @@ class Letters:
 
 
 def test_the_sections_of_a_prompt_are_known_past_its_media() -> None:
-    cuts = Segmenter({"<s>": 500_000, "<e>": 500_001})
-    prompts = PromptEncoder(Letters(), cuts, Edges(), b"x", SegmentCache(), KnownPrompts())
+    segmenter = Segmenter({"<s>": 500_000, "<e>": 500_001})
+    prompts = PromptEncoder(Letters(), segmenter, Edges(), b"x", SegmentCache(), KnownPrompts())
     known: Any = SimpleNamespace(prompts=prompts)
     shape, media = without_media(
         {"messages": [asks("what is to be seen?", image(ONE)), says("a cat"), asks("a white one?")]}
@@ -134,12 +134,12 @@ def test_the_sections_of_a_prompt_are_known_past_its_media() -> None:
     text = f"{first}<s>assistant\na cat<e><s>user\na white one?<e><s>assistant\n"
 
     async def run() -> tuple[TokenizedText, tuple[Section, ...], int | None]:
-        mapped = await MediaPrompts().encode(FakeEngine(), known, "main", text, media)
-        return mapped, *(await sections_of(prompts, mapped, shape))
+        tokenized = await MediaPrompts().encode(FakeEngine(), known, "main", text, media)
+        return tokenized, *(await sections_of(prompts, tokenized, shape))
 
-    mapped, sections, first_user_end = asyncio.run(run())
+    tokenized, sections, first_user_end = asyncio.run(run())
     end = 9 + sum(map(len, ("user\n", "what is to be seen?"))) + 2  # <s> and <e> are one each
-    assert mapped.tokens.ids()[6:15] == Tokens(stand_in(media[0].digest, 9)).ids()
+    assert tokenized.tokens.ids()[6:15] == Tokens(stand_in(media[0].digest, 9)).ids()
     assert first_user_end == end
     assert [(s.name, s.message) for s in sections[:3]] == [
         ("user", 0),
@@ -147,7 +147,7 @@ def test_the_sections_of_a_prompt_are_known_past_its_media() -> None:
         ("user", 2),
     ]
     assert sections[0].end == end
-    assert sections[-1].end == len(mapped.tokens)
+    assert sections[-1].end == len(tokenized.tokens)
 
 
 # ---------------------------------------------------------------- through the proxy

@@ -39,7 +39,7 @@ def test_while_the_proof_runs_the_engine_serves(tiny: Path, encoder: LocalEncode
         engine = TrueEngine(encoder)
         messages = chat("Hello")
         encoded = await encode(tokenizer, engine, messages=messages)
-        assert tokenizer.standings()["main"][0].state == "proving"
+        assert tokenizer.job_statuses()["main"][0].state == "proving"
         assert encoded.tokens == await right(engine, messages)
 
     run(work, source(tiny))
@@ -52,9 +52,9 @@ def test_one_difference_and_the_engine_encodes_what_is_new(
         engine = TrueEngine(encoder)
         engine.wrong_for = "naïve"  # in no text of the corpus but this one
         states = await proven(tokenizer, engine)
-        standing = tokenizer.standings()["main"][0]
+        status = tokenizer.job_statuses()["main"][0]
         assert states == ("engine", "local")
-        assert "differs from the engine's" in standing.reason
+        assert "differs from the engine's" in status.reason
         messages = chat("so naïve", "Yes.", "go")
         assert (await encode(tokenizer, engine, messages=messages)).tokens == await right(
             engine, messages
@@ -89,11 +89,11 @@ def test_one_request_in_a_thousand_is_compared_again(
         await proven(tokenizer, engine)
         engine.wrong_for = "odd"
         for n in range(3):
-            assert tokenizer.standings()["main"][0].state == "local"
+            assert tokenizer.job_statuses()["main"][0].state == "local"
             await encode(tokenizer, engine, messages=chat(f"odd {n}"))
-        while tokenizer.standings()["main"][0].state == "local":
+        while tokenizer.job_statuses()["main"][0].state == "local":
             await asyncio.sleep(0.01)
-        assert tokenizer.standings()["main"][0].reason.startswith("in service, token")
+        assert tokenizer.job_statuses()["main"][0].reason.startswith("in service, token")
         messages = chat("odd again")
         assert (await encode(tokenizer, engine, messages=messages)).tokens == await right(
             engine, messages
@@ -109,7 +109,7 @@ def test_an_engine_that_goes_away_during_the_proof_leaves_it_to_the_next(
         engine = TrueEngine(encoder)
         engine.gone = True
         assert await proven(tokenizer, engine) == ("engine", "engine")
-        assert "broke off: gone" in tokenizer.standings()["main"][0].reason
+        assert "broke off: gone" in tokenizer.job_statuses()["main"][0].reason
         assert await proven(tokenizer, TrueEngine(encoder)) == ("local", "local")
 
     run(work, source(tiny))

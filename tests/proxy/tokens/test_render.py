@@ -14,7 +14,7 @@ from slotwise.proxy.tokens.template import (
     may_render,
     template_of,
 )
-from slotwise.proxy.tokens.verification import Shapes, shape_of
+from slotwise.proxy.tokens.verification import RenderedShapes, shape_of
 
 NOW = datetime(2026, 11, 29, 23, 59)
 
@@ -203,7 +203,7 @@ def test_a_shape_is_all_but_the_texts() -> None:
 
 
 def test_shapes_are_kept_within_bounds() -> None:
-    shapes = Shapes()
+    shapes = RenderedShapes()
     for i in range(5000):
         shapes.put(i.to_bytes(2, "big"), i % 2 == 0)
     assert [shapes.proven(i.to_bytes(2, "big")) for i in (0, 4998, 4999)] == [None, True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -41,11 +42,11 @@ def partition(text: str, specials: dict[str, int]) -> list[Piece]:
     return parts
 
 
-def cut(cuts: Segmenter, text: str, start: int = 0) -> list[Piece]:
+def cut(segmenter: Segmenter, text: str, start: int = 0) -> list[Piece]:
     """All the way: pieces, and what is tangled inside them."""
     parts: list[Piece] = []
-    for piece, _ in cuts.pieces(text, start):
-        parts += [piece] if isinstance(piece, int) else cuts.fragments(piece)
+    for piece, _ in segmenter.pieces(text, start):
+        parts += [piece] if isinstance(piece, int) else segmenter.fragments(piece)
     return parts
 
 
@@ -66,9 +67,9 @@ names = st.text("ab<>", min_size=1, max_size=4)
 @given(st.sets(names, min_size=1, max_size=6), st.text("ab<> \n", max_size=40))
 def test_a_text_is_cut_as_the_engine_partitions_it(texts: set[str], text: str) -> None:
     specials = {special: i for i, special in enumerate(sorted(texts))}
-    cuts = Segmenter(specials)
-    if cuts.certain:
-        assert cut(cuts, text) == partition(text, specials)
+    segmenter = Segmenter(specials)
+    if segmenter.certain:
+        assert cut(segmenter, text) == partition(text, specials)
 
 
 @given(st.lists(st.sampled_from([*CHAT, *RUNS, "a", " ", "<|im_", "start|>", "\r"]), max_size=40))
@@ -86,9 +87,9 @@ def test_runs_of_any_lengths_are_cut_as_the_engine_does(
 ) -> None:
     specials = {char * n: i for i, (char, n) in enumerate(sorted(runs))}
     text = "".join(char * n for char, n in parts)
-    cuts = Segmenter(specials)
-    assert cuts.certain
-    assert cut(cuts, text) == partition(text, specials)
+    segmenter = Segmenter(specials)
+    assert segmenter.certain
+    assert cut(segmenter, text) == partition(text, specials)
 
 
 @given(st.text("a\n", max_size=60), st.integers(0, 3), st.text("a\n", max_size=9))
@@ -96,10 +97,10 @@ def test_a_long_text_is_also_cut_behind_runs_and_a_longer_one_keeps_those_cuts(
     text: str, long: int, more: str
 ) -> None:
     text = ("a" * 2047 + text) * long
-    cuts = Segmenter({**CHAT, **RUNS})
-    assert cut(cuts, text) == partition(text, {**CHAT, **RUNS})
-    ends = [end for _, end in cuts.pieces(text)][:-1]
-    assert ends == [end for _, end in cuts.pieces(text + more)][: len(ends)]
+    segmenter = Segmenter({**CHAT, **RUNS})
+    assert cut(segmenter, text) == partition(text, {**CHAT, **RUNS})
+    ends = [end for _, end in segmenter.pieces(text)][:-1]
+    assert ends == [end for _, end in segmenter.pieces(text + more)][: len(ends)]
 
 
 def test_a_long_text_is_left_whole_where_newlines_stand_in_other_tokens_too() -> None:
@@ -120,9 +121,9 @@ def test_a_long_text_is_left_whole_where_newlines_stand_in_other_tokens_too() ->
     ],
 )
 def test_only_tokens_that_never_overlap_are_clean(specials: list[str], tangled: list[str]) -> None:
-    cuts = Segmenter({special: i for i, special in enumerate(specials)})
-    assert sorted(text for text, _ in cuts.tangled) == sorted(tangled)
-    assert sorted(cuts.clean) == sorted(set(specials) - set(tangled))
+    segmenter = Segmenter({special: i for i, special in enumerate(specials)})
+    assert sorted(text for text, _ in segmenter.tangled) == sorted(tangled)
+    assert sorted(segmenter.clean) == sorted(set(specials) - set(tangled))
 
 
 def test_overlapping_tokens_of_equal_length_leave_the_order_uncertain() -> None:
@@ -138,8 +139,14 @@ def test_tokens_are_found_across_the_windows_of_a_search(monkeypatch: pytest.Mon
 
 def test_thousands_of_special_tokens_make_one_quick_search() -> None:
     specials = {f"<unused{i}>": i for i in range(6000)}
-    cuts = Segmenter(specials)
-    assert cut(cuts, "a<unused12>b<unused1234><unused9999>") == ["a", 12, "b", 1234, "<unused9999>"]
+    segmenter = Segmenter(specials)
+    assert cut(segmenter, "a<unused12>b<unused1234><unused9999>") == [
+        "a",
+        12,
+        "b",
+        1234,
+        "<unused9999>",
+    ]
 
 
 def test_segments_are_kept_within_their_bytes_those_used_last() -> None:
@@ -160,36 +167,55 @@ def test_the_same_text_of_two_tokenizers_is_kept_twice() -> None:
     assert content_key(b"a", "\ud800") != content_key(b"a", "\udfff")
 
 
-def mapped(text: str, cuts: Segmenter) -> TokenizedText:
-    pieces = list(cuts.pieces(text))
+def tokenized(text: str, segmenter: Segmenter) -> TokenizedText:
+    pieces = list(segmenter.pieces(text))
     ends = [0, *(end for _, end in pieces)]
     special = [i for i, (piece, _) in enumerate(pieces, start=1) if isinstance(piece, int)]
     return TokenizedText(text, ends, ends, special, pack(range(len(text))))
 
 
 def test_a_prompt_goes_on_from_the_longest_known_one_and_takes_its_place() -> None:
-    trails, cuts = KnownPrompts(), Segmenter(CHAT)
+    known_prompts, segmenter = KnownPrompts(), Segmenter(CHAT)
     texts = ["<|im_start|>a<|im_end|>b", "<|im_start|>a<|im_end|>bc<|im_end|>d", "<|im_start|>x"]
     for text in texts:
-        found = trails.longest(b"", text)
-        trails.put(b"", mapped(text, cuts), found[0] if found else None)
-    assert len(trails) == 2  # the second began with the head of the first
-    found = trails.longest(b"", texts[2] + "y")
+        found = known_prompts.longest(b"", text)
+        known_prompts.put(b"", tokenized(text, segmenter), found[0] if found else None)
+    assert len(known_prompts) == 2  # the second began with the head of the first
+    found = known_prompts.longest(b"", texts[2] + "y")
     assert found is not None
-    assert found[1].chars == len("<|im_start|>")
-    assert trails.longest(b"other", texts[2]) is None
-    assert trails.longest(b"", "zzz") is None
+    assert len(found[1].head) == len("<|im_start|>")
+    assert known_prompts.longest(b"other", texts[2]) is None
+    assert known_prompts.longest(b"", "zzz") is None
+
+
+def test_the_longest_known_prompt_is_found_among_all_that_share_begins() -> None:
+    rng, known_prompts, heads = random.Random(1), KnownPrompts(), set[str]()
+    for _ in range(200):
+        # Few characters, so that prompts repeat, share begins and end inside each other.
+        text = "".join(
+            rng.choice("aé😀") * rng.choice((1, 3000)) for _ in range(rng.randrange(1, 6))
+        )
+        tokens = Tokens(b"")
+        known_prompts.put(b"", TokenizedText(text, [0, len(text)], [0, 0], [1], tokens), None)
+        heads.add(text)
+        wanted = "".join(
+            rng.choice("aé😀") * rng.choice((1, 3000)) for _ in range(rng.randrange(8))
+        )
+        found = known_prompts.longest(b"", wanted)
+        longest = max((len(head) for head in heads if wanted.startswith(head)), default=None)
+        assert (len(found[1].head) if found else None) == longest
+    assert len(known_prompts) == len(heads)
 
 
 def test_prompts_are_kept_within_their_bytes() -> None:
-    trails, cuts = KnownPrompts(max_bytes=20_000), Segmenter(CHAT)
+    known_prompts, segmenter = KnownPrompts(max_bytes=20_000), Segmenter(CHAT)
     for i in range(50):
-        trails.put(b"", mapped(f"{i}" * 500 + "<|im_end|>", cuts), None)
-        assert trails.size_bytes <= 20_000
-    assert 0 < len(trails) < 50
-    trails.put(b"", mapped("no special token", cuts), None)
-    trails.clear()
-    assert (len(trails), trails.size_bytes) == (0, 0)
+        known_prompts.put(b"", tokenized(f"{i}" * 500 + "<|im_end|>", segmenter), None)
+        assert known_prompts.size_bytes <= 20_000
+    assert 0 < len(known_prompts) < 50
+    known_prompts.put(b"", tokenized("no special token", segmenter), None)
+    known_prompts.clear()
+    assert (len(known_prompts), known_prompts.size_bytes) == (0, 0)
 
 
 def test_tokens_that_go_on_keep_the_digests_of_what_was_known() -> None:
