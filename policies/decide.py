@@ -53,19 +53,19 @@ def decide(waiting: WaitingView, view: View, waited_s: float) -> Verdict:
         need = admission.pool_need(request, params)
         if need > view.pool_free:
             return Wait(Reason.POOL, f"needs {need} tokens of the pool, {view.pool_free} are free")
-    case = SlotCosts(waiting, view, waited_s, view.fits(request))
+    costs = SlotCosts(waiting, view, waited_s, view.fits(request))
     home: int | None = None
     if params.home and waiting.owns:
-        home = continuation.home(waiting.matches, case.fits)
+        home = continuation.home(waiting.matches, costs.fits)
     if home is not None:
-        verdict = None if _begins_anew(case, home) else _at_home(case, home)  # 3
+        verdict = None if _begins_anew(costs, home) else _at_home(costs, home)  # 3
         if verdict is not None:
             return verdict
     elif not view.resting:
-        return _hold(case)  # whatever it is
+        return _hold(costs)  # whatever it is
     elif guest.is_guest(waiting, view.slots, params):
-        return _as_guest(case)  # 4
-    return _cheapest(case, home)  # 5, 6
+        return _as_guest(costs)  # 4
+    return _cheapest(costs, home)  # 5, 6
 
 
 _LOOK_AGAIN_S = 0.1
@@ -73,73 +73,75 @@ _SAME_HEAD = 12  # tokens: a template's own and the first words
 _HOME_RULE = {"continues": Rule.HOME, "branch": Rule.BRANCH, "session": Rule.SESSION}
 
 
-def _place(case: SlotCosts, index: int, rule: Rule, why: str) -> Place:
-    request, slot = case.waiting.request, case.view.slots[index]
-    way = case.way(index)
+def _place(costs: SlotCosts, index: int, rule: Rule, why: str) -> Place:
+    request, slot = costs.waiting.request, costs.view.slots[index]
+    option = costs.option(index)
     return Place(
         index,
         rule,
-        way.cached,
-        admission.granted_tokens(request, slot.window, case.view.params),
-        f"{why}, emptied first" if way.empties else why,
-        way.empties,
+        option.cached,
+        admission.granted_tokens(request, slot.window, costs.view.params),
+        f"{why}, emptied first" if option.empties else why,
+        option.empties,
     )
 
 
-def _begins_anew(case: SlotCosts, home: int) -> bool:
+def _begins_anew(costs: SlotCosts, home: int) -> bool:
     """Whether its session owns that slot, and not even the head is the same, as where each second
     request has tools. What the slot holds may be wanted again, so the request is placed by cost.
     Where the head is the same, as before a clock in the system text, the old content is not."""
-    match = case.waiting.matches[home]
+    match = costs.waiting.matches[home]
     return match.kind == "session" and match.lcp < _SAME_HEAD
 
 
-def _at_home(case: SlotCosts, home: int) -> Verdict | None:
+def _at_home(costs: SlotCosts, home: int) -> Verdict | None:
     """Rule 3. None: the home is not worth waiting for any longer."""
-    slot, m = case.view.slots[home], case.waiting.matches[home]
+    slot, m = costs.view.slots[home], costs.waiting.matches[home]
     if slot.idle:
         why = f"shares {m.lcp} of {slot.view_len} tokens served there"
-        return _place(case, home, _HOME_RULE[m.kind], why)
-    params = case.view.params
-    longest_s = most_s(params.max_wait_s, case.waiting.request, params)
-    if case.waited_s >= longest_s:
+        return _place(costs, home, _HOME_RULE[m.kind], why)
+    params = costs.view.params
+    longest_s = most_s(params.max_wait_s, costs.waiting.request, params)
+    if costs.waited_s >= longest_s:
         return None
-    if m.same and slot.running_key == case.waiting.request.key:
+    if m.same and slot.running_key == costs.waiting.request.key:
         return Wait(
             Reason.HOME_BUSY,
             f"the same request runs on {slot.id}",
-            longest_s - case.waited_s,
+            longest_s - costs.waited_s,
         )
-    n = len(case.waiting.request.tokens)
+    n = len(costs.waiting.request.tokens)
     home_s = prefill_s(params.cost, min(m.lcp, n - 1), n)  # once what runs there is read
-    elsewhere_s = min((case.own_s(i) + case.loss_s(i) for i in case.free()), default=float("inf"))
+    elsewhere_s = min(
+        (costs.own_s(i) + costs.loss_s(i) for i in costs.free()), default=float("inf")
+    )
     patience_s = continuation.patience_s(home_s, elsewhere_s)
     until_s = patience_s
-    if case.waited_s >= patience_s:
+    if costs.waited_s >= patience_s:
         if elsewhere_s < slot.run_left_s + home_s:
             return None
         # The end is an estimate: looked at again, the later the longer it has taken.
-        until_s = case.waited_s + max(patience_s, case.waited_s / 4, _LOOK_AGAIN_S)
+        until_s = costs.waited_s + max(patience_s, costs.waited_s / 4, _LOOK_AGAIN_S)
     until_s = min(until_s, longest_s)
     return Wait(
         Reason.HOME_BUSY,
         f"{slot.id} holds {m.lcp} tokens of it; {home_s:.1f} s there, "
         f"{elsewhere_s:.1f} s elsewhere, decides anew after {until_s:.1f} s",
-        until_s - case.waited_s,
+        until_s - costs.waited_s,
     )
 
 
-def _as_guest(case: SlotCosts) -> Verdict:
+def _as_guest(costs: SlotCosts) -> Verdict:
     """Rule 4."""
-    slots = case.view.slots
-    idle = case.idle()
+    slots = costs.view.slots
+    idle = costs.idle()
     if not idle:
-        return _hold(case)
-    seconds, _, index = min([(_guest_s(case, i), slots[i].id.id_slot, i) for i in idle])
-    loss_s = case.loss_s(index)
-    left_s = _wait_s(case, index) - case.waited_s
+        return _hold(costs)
+    seconds, _, index = min([(_guest_s(costs, i), slots[i].id.id_slot, i) for i in idle])
+    loss_s = costs.loss_s(index)
+    left_s = _wait_s(costs, index) - costs.waited_s
     if left_s <= 0:
-        return _place(case, index, Rule.GUEST, f"{seconds:.2f} s, {loss_s:.2f} of them others'")
+        return _place(costs, index, Rule.GUEST, f"{seconds:.2f} s, {loss_s:.2f} of them others'")
     return Wait(
         Reason.HELD,
         f"every idle slot holds a live conversation; the cheapest goes in {left_s:.1f} s",
@@ -147,43 +149,43 @@ def _as_guest(case: SlotCosts) -> Verdict:
     )
 
 
-def _guest_s(case: SlotCosts, index: int) -> float:
+def _guest_s(costs: SlotCosts, index: int) -> float:
     """Seconds that a guest costs on an idle slot: its own wait and work, and the expected loss."""
-    left_s = max(0.0, _wait_s(case, index) - case.waited_s)
-    return left_s + case.own_s(index) + case.loss_s(index)
+    left_s = max(0.0, _wait_s(costs, index) - costs.waited_s)
+    return left_s + costs.own_s(index) + costs.loss_s(index)
 
 
-def _wait_s(case: SlotCosts, index: int) -> float:
+def _wait_s(costs: SlotCosts, index: int) -> float:
     """How long a guest waits before it may take that slot."""
-    own_s, loss_s = case.own_s(index), case.loss_s(index)
-    slot, params = case.view.slots[index], case.view.params
-    return case.view.waits_pay * guest.wait_before_taking_s(slot, own_s, loss_s, params)
+    own_s, loss_s = costs.own_s(index), costs.loss_s(index)
+    slot, params = costs.view.slots[index], costs.view.params
+    return costs.view.waits_pay * guest.wait_before_taking_s(slot, own_s, loss_s, params)
 
 
-def _cheapest(case: SlotCosts, home: int | None) -> Verdict:
+def _cheapest(costs: SlotCosts, home: int | None) -> Verdict:
     """Rules 5 and 6."""
-    slots, params = case.view.slots, case.view.params
-    idle = case.free()
-    if not idle and case.idle():
-        return _kept(case)
+    slots, params = costs.view.slots, costs.view.params
+    idle = costs.free()
+    if not idle and costs.idle():
+        return _kept(costs)
     if not idle:
         if home is not None:
             why = f"its home {slots[home].id} and all other slots are at work"
             return Wait(Reason.SLOTS_BUSY, why)
-        return _hold(case)
+        return _hold(costs)
     if not params.affinity:
         index = max(idle, key=lambda i: (slots[i].view_len == 0, slots[i].idle_s, i))
-        return _place(case, index, _newcomer_rule(slots[index]), "least recently used")
-    candidates = _unprotected(case, idle)
-    cost_s, _, index = min([(case.cost_s(i), -slots[i].id.id_slot, i) for i in candidates])
+        return _place(costs, index, _newcomer_rule(slots[index]), "least recently used")
+    candidates = _unprotected(costs, idle)
+    cost_s, _, index = min([(costs.cost_s(i), -slots[i].id.id_slot, i) for i in candidates])
     why = f"{cost_s:.2f} s, the least of {len(candidates)}"
-    own = case.waiting.matches[index].kind == "session"
-    return _place(case, index, Rule.SESSION if own else _newcomer_rule(slots[index]), why)
+    own = costs.waiting.matches[index].kind == "session"
+    return _place(costs, index, Rule.SESSION if own else _newcomer_rule(slots[index]), why)
 
 
-def _kept(case: SlotCosts) -> Wait:
+def _kept(costs: SlotCosts) -> Wait:
     """All that is idle is kept for its owners: until the first of them has had its time."""
-    left_s = min(case.kept_for_s(i) for i in case.idle())
+    left_s = min(costs.kept_for_s(i) for i in costs.idle())
     return Wait(Reason.HELD, f"the idle slots are kept for their owners, {left_s:.1f} s", left_s)
 
 
@@ -191,10 +193,10 @@ def _newcomer_rule(slot: SlotView) -> Rule:
     return Rule.NEW if slot.view_len == 0 else Rule.AFFINITY
 
 
-def _unprotected(case: SlotCosts, idle: list[int]) -> list[int]:
+def _unprotected(costs: SlotCosts, idle: list[int]) -> list[int]:
     """The idle slots without live conversations of several turns, while a free place is among
     them. Its own kin is no stranger: what an edited history cuts off was its own."""
-    slots, matches = case.view.slots, case.waiting.matches
+    slots, matches = costs.view.slots, costs.waiting.matches
     if not any(slots[i].view_len == 0 or slots[i].guest for i in idle):
         return idle
     return [
@@ -204,12 +206,12 @@ def _unprotected(case: SlotCosts, idle: list[int]) -> list[int]:
     ]
 
 
-def _hold(case: SlotCosts) -> Wait:
+def _hold(costs: SlotCosts) -> Wait:
     """Rule 6: why no slot can take it now."""
-    if case.view.resting:
-        n = len(case.waiting.request.tokens)
+    if costs.view.resting:
+        n = len(costs.waiting.request.tokens)
         return Wait(Reason.WINDOW, f"the idle slots' windows are too small for {n} tokens and room")
-    return Wait(Reason.SLOTS_BUSY, all_at_work(len(case.view.slots)))
+    return Wait(Reason.SLOTS_BUSY, all_at_work(len(costs.view.slots)))
 
 
 def all_at_work(slots: int) -> str:

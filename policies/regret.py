@@ -59,8 +59,8 @@ def of_slot(waiting: WaitingView, view: View, fits: list[bool], chosen: int) -> 
     slots = view.slots
     if view.open:
         return None  # each could be had
-    case = SlotCosts(waiting, view, 0.0, fits)
-    costs_s = [(case.cost_s(index), index) for index in range(len(slots)) if fits[index]]
+    costs = SlotCosts(waiting, view, 0.0, fits)
+    costs_s = [(costs.cost_s(index), index) for index in range(len(slots)) if fits[index]]
     best_s, best = min(costs_s)
     chosen_s = next(seconds for seconds, index in costs_s if index == chosen)
     if chosen_s <= best_s or (slots[best].idle and not slots[best].kept):

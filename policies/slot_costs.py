@@ -42,7 +42,7 @@ class View:
     pool_free: int | None  # tokens of the unified pool that running requests leave; None: no pool
     params: Params
     at_rest: bool = False  # nothing runs: who waits, waits for nobody's benefit but the owners'
-    parks: Mapping[str, RamCache] = field(default_factory=dict)  # the RAM caches, by engine
+    ram_caches: Mapping[str, RamCache] = field(default_factory=dict)  # the RAM caches, by engine
     returns: Returns = NONE_SEEN
     now: float = 0.0  # s
     asked_for: frozenset[str | None] = frozenset()  # what is parked and waited for, by request
@@ -76,7 +76,7 @@ class View:
         """What leaves the RAM cache, or never gets there, when this slot's content is saved."""
         if index not in self._saved:
             slot = self.slots[index]
-            self._saved[index] = self.parks[slot.id.engine].room_for(slot.state)[1]
+            self._saved[index] = self.ram_caches[slot.id.engine].room_for(slot.state)[1]
         return self._saved[index]
 
     def loss_of_s(self, state: SlotContent) -> float:
@@ -96,7 +96,7 @@ class SlotCosts:
     view: View
     waited_s: float
     fits: list[bool]
-    _ways: dict[int, Option] = field(default_factory=dict)
+    _options: dict[int, Option] = field(default_factory=dict)
 
     def idle(self) -> list[int]:
         """Indices of the slots that are at rest and large enough."""
@@ -119,32 +119,32 @@ class SlotCosts:
 
     def cached(self, index: int) -> int:
         """Tokens the request would not have to compute on that slot."""
-        return self.way(index).cached
+        return self.option(index).cached
 
     def own_s(self, index: int) -> float:
         """Seconds until the prompt is read on that slot, whatever is destroyed there."""
-        return self.way(index).read_s
+        return self.option(index).read_s
 
     def loss_s(self, index: int) -> float:
         """Seconds that others lose, as far as may be expected, if the request takes that slot."""
-        return self.way(index).loss_s
+        return self.option(index).loss_s
 
-    def way(self, index: int) -> Option:
+    def option(self, index: int) -> Option:
         """The cheapest way to put it there."""
-        found = self._ways.get(index)
+        found = self._options.get(index)
         if found is None:
-            found = self._ways[index] = self._way(index)
+            found = self._options[index] = self._option(index)
         return found
 
-    def _way(self, index: int) -> Option:
+    def _option(self, index: int) -> Option:
         view, slot, match = self.view, self.view.slots[index], self.waiting.matches[index]
         params, n = view.params, self.waiting.request.tokens.length
         here = reuse(self.waiting.request, slot, match)
         wanted = _WANTED_AGAIN if match.kind == "session" else 1.0
         if slot.view_len == 0:
             return Option(here, prefill_s(params.cost, here, n), 0.0)
-        park = view.parks.get(slot.id.engine)
-        if park is None or not park.saves(slot.state, match.lcp):
+        ram_cache = view.ram_caches.get(slot.id.engine)
+        if ram_cache is None or not ram_cache.saves(slot.state, match.lcp):
             loss_s = wanted * self._own_loss_s(slot, match.lcp)
             return Option(here, prefill_s(params.cost, here, n), loss_s)
         dropped = view.dropped(index)
@@ -155,13 +155,13 @@ class SlotCosts:
                 chance = chance_of_return(slot.turns, slot.idle_s, slot.calling, view.returns)
             lost_s += (1 + chance) * params.copy_s(slot.resident)
         saving = Option(*self._read(index, here, dropped), lost_s)
-        if not (park.empties and dropped):
+        if not (ram_cache.empties and dropped):
             return saving
         if slot.state in dropped or match.is_home:
             return saving  # nobody gains by it; what a home holds is the request's own
         again_s = wanted * self._own_loss_s(slot, 0) + prefill_s(params.cost, 0, _BATCH_TOKENS)
         emptying = Option(*self._read(index, 0, ()), again_s, True)
-        return min(saving, emptying, key=lambda way: way.read_s + way.loss_s)
+        return min(saving, emptying, key=lambda option: option.read_s + option.loss_s)
 
     def _own_loss_s(self, slot: SlotView, kept: int) -> float:
         """Seconds that are lost with what a slot holds behind the first ``kept`` tokens."""

@@ -152,7 +152,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
         raise UsageError(f"--journal {given.journal}: {error.strerror}") from error
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        ledger = RequestLog(state_dir / "requests.jsonl")
+        request_log = RequestLog(state_dir / "requests.jsonl")
     except OSError as error:
         raise UsageError(f"--state-dir {state_dir}: {error.strerror}") from error
     outcome = memory_plan.outcome(profiles, state_dir, wiring.machine_of(profiles))
@@ -167,7 +167,7 @@ def _serve(given: Namespace, profiles: Sequence[Profile]) -> int:
         [wiring.served(profile, by_name.get(profile.name)) for profile in profiles],
         journal=written,
         **wiring.memory(profiles, by_name),
-        ledger=ledger,
+        request_log=request_log,
         keep_bytes=sum(kept) * 2**20,
     )
     meminfo = wiring.meminfo(profiles)

@@ -237,7 +237,9 @@ class Pages:
         scheduler = driver.scheduler
         await driver.metrics.engines.refresh(driver.engines.serving())
         now = driver.clock()
-        driver.metrics.sync(scheduler.waiting(now), scheduler.slots(), scheduler.standings(now))
+        driver.metrics.sync(
+            scheduler.waiting(now), scheduler.slots(), scheduler.profile_figures(now)
+        )
         for profile, status in driver.tokenizer.job_statuses().items():
             encoding, rendering = (part.state == "local" for part in status)
             driver.metrics.tokens_local(profile, encoding, rendering)

@@ -140,32 +140,34 @@ class Dispatcher:
     def decide(self, profile: ProfileState, now: float, out: list[Action]) -> None:
         """End what waited too long, then place what can be placed."""
         self._expire(profile, now, out)
-        out.extend(profile.keeping.expired(now))
+        out.extend(profile.slot_holds.expired(now))
         if not profile.waiters:
             profile.line = []
-            profile.keeping.nobody_waits(now)
+            profile.slot_holds.nobody_waits(now)
             return
         working_set = profile.working_set(now)
         view = profile.view(now, working_set)
-        epoch, parks = profile.epoch, profile.parks()
-        profile.line = self._line_up(profile, view.slots, epoch, parks, working_set > SCARCE, now)
+        epoch, ram_caches = profile.epoch, profile.ram_caches()
+        profile.line = self._line_up(
+            profile, view.slots, epoch, ram_caches, working_set > SCARCE, now
+        )
         max_running = profile.most_running(working_set)
         stale = False
         for waiter in profile.line:
             if stale:
                 view, epoch, stale = profile.view(now, working_set), profile.epoch, False
-                parks = profile.parks()
+                ram_caches = profile.ram_caches()
             if profile.engines and len(profile.running) >= max_running:
                 waiter.hold(Wait(Reason.MAX_RUNNING, snapshot.as_many_run(max_running)), now)
                 continue
-            waiter.compare(profile.mirrors, parks, epoch, profile.params)
+            waiter.compare(profile.mirrors, ram_caches, epoch, profile.params)
             verdict = not_yet(profile, waiter, now) or self._verdict(profile, waiter, view, now)
             if isinstance(verdict, Place):
                 verdict = not_cold(profile, waiter, verdict, now)
             if isinstance(verdict, Place):
                 verdict = self._memory.fits(profile, waiter, verdict, now)
             if isinstance(verdict, Wait):
-                waiter.hold(verdict, now, profile.keeping.returns)
+                waiter.hold(verdict, now, profile.slot_holds.returns)
             elif isinstance(verdict, Reject):
                 self._reject(profile, waiter, verdict, now, out)
             else:
@@ -173,9 +175,9 @@ class Dispatcher:
                 stale = True  # made anew for the next one, if there is one
         if any(waiter.reason is Reason.HELD for waiter in profile.waiters.values()):
             slots = profile.view(now, working_set).slots if stale else view.slots
-            profile.keeping.left_alone(slots, profile.params.keep_s, now)
+            profile.slot_holds.left_alone(slots, profile.params.keep_s, now)
         else:
-            profile.keeping.nobody_waits(now)
+            profile.slot_holds.nobody_waits(now)
         if len(profile.line) != len(profile.waiters):
             profile.line = [w for w in profile.line if w.view.request.id in profile.waiters]
         out += self._memory.ask(self._profiles, now)
@@ -185,13 +187,13 @@ class Dispatcher:
         profile: ProfileState,
         slots: Sequence[SlotView],
         epoch: int,
-        parks: Mapping[str, RamCache],
+        ram_caches: Mapping[str, RamCache],
         scarce: bool,
         now: float,
     ) -> list[Waiter]:
         waiters = list(profile.waiters.values())
         for waiter in waiters:
-            waiter.compare(profile.mirrors, parks, epoch, profile.params)
+            waiter.compare(profile.mirrors, ram_caches, epoch, profile.params)
         if len(waiters) == 1:
             return waiters  # nobody stands before or behind it
         overdue = profile.weigh(now)
@@ -225,7 +227,7 @@ class Dispatcher:
         self._memory.reserves.begin(placing(profile, waiter, place))
         reported = story(profile, waiter, place, view, now)
         if waiter.returns is not None:
-            profile.keeping.waited(waiter.returns)
+            profile.slot_holds.waited(waiter.returns)
         mirror: SlotMirror | None = None
         held, before, loaded = Held(), None, None
         if place.slot == UNPINNED:
@@ -245,20 +247,20 @@ class Dispatcher:
                 pause_s = waiter.view.arrived - content.last_used
                 profile.returns = profile.returns.after(pause_s, content.calling)
             if place.empties:
-                swap: Swap | None = engine.park.into_emptied(request.tokens)
+                swap: Swap | None = engine.ram_cache.into_emptied(request.tokens)
             else:
-                swap = engine.park.swap(mirror.content, request.tokens)
+                swap = engine.ram_cache.swap(mirror.content, request.tokens)
             held = profile.held_for(request, waiter.view.matches, place, swap)
-            if not engine.park.limit_tokens:
+            if not engine.ram_cache.limit_tokens:
                 profile.displaced(request, mirror, match, now)
             if place.empties:
                 mirror.forget()
                 match = STRANGER
             if swap is not None:
-                before, loaded = engine.park, swap.loaded
-                engine.replace_park(swap.states)
-            profile.keeping.returns += match.is_home
-            out.extend(profile.keeping.taken(slot, match.is_home, now))
+                before, loaded = engine.ram_cache, swap.loaded
+                engine.replace_ram_cache(swap.states)
+            profile.slot_holds.returns += match.is_home
+            out.extend(profile.slot_holds.taken(slot, match.is_home, now))
             mirror.begin(request, place.rule, match, now, loaded)
         profile.begin(
             Running(

@@ -96,7 +96,7 @@ class Reports:
             out.append(Mismatch(mirror.id, event.id, said))
         elif self._reused_too_little(profile, running, event.cached_tokens):
             if running.before is not None:
-                engine.replace_park(())  # it does not have what it was believed to have
+                engine.replace_ram_cache(())  # it does not have what it was believed to have
             out.append(AskSlots(engine.name))  # did it run where it was sent?
         return [profile]
 
@@ -113,7 +113,7 @@ class Reports:
         if not event.started:
             mirror.never_sent(now)
             if running.before is not None:
-                engine.replace_park(running.before.states)
+                engine.replace_ram_cache(running.before.states)
             return [profile]
         if event.failure is Failure.REFUSED:
             mirror.refused(now)
@@ -267,9 +267,9 @@ class Scheduler:
             for i, window in enumerate(event.windows)
         ]
         rules = profile.params
-        park = RamCache(rules.cache_tokens if rules.ram_cache else 0, empties=event.empties)
+        ram_cache = RamCache(rules.cache_tokens if rules.ram_cache else 0, empties=event.empties)
         profile.add_engine(
-            EngineState(event.engine, event.profile, mirrors, event.pool, event.pins, park)
+            EngineState(event.engine, event.profile, mirrors, event.pool, event.pins, ram_cache)
         )
         self.memory.engine_ready(event)
         return [profile]
@@ -322,7 +322,7 @@ class Scheduler:
         """Every slot of every engine that is ready."""
         return slot_statuses(self._profiles.values())
 
-    def standings(self, now: float) -> list[ProfileFigures]:
+    def profile_figures(self, now: float) -> list[ProfileFigures]:
         """Figures of every profile."""
         return [standing(profile, now) for profile in self._profiles.values()]
 

@@ -40,13 +40,13 @@ class EngineState:
     mirrors: list[SlotMirror]
     pool: int | None  # tokens of the unified KV pool; None: one stream per slot
     pins: bool
-    park: RamCache
+    ram_cache: RamCache
     parked: int = 0  # how often what its RAM cache holds has changed
     unpinned: int = 0  # running requests whose slot the engine chose
 
-    def replace_park(self, states: tuple[SlotContent, ...]) -> None:
+    def replace_ram_cache(self, states: tuple[SlotContent, ...]) -> None:
         """What its RAM cache holds from now on."""
-        self.park = replace(self.park, states=states)
+        self.ram_cache = replace(self.ram_cache, states=states)
         self.parked += 1
 
 
@@ -183,12 +183,12 @@ class ProfileState:
     contexts: Contexts = field(init=False)
     services: KeyService = field(init=False)
     learned: LearnedCost = field(init=False)
-    keeping: SlotHolds = field(init=False)
+    slot_holds: SlotHolds = field(init=False)
     displacements: Displacements = field(default_factory=Displacements)
 
     def __post_init__(self) -> None:
         self.learned = LearnedCost(self.params.cost)
-        self.keeping = SlotHolds(self.name)
+        self.slot_holds = SlotHolds(self.name)
         self.contexts = Contexts()
         self.services = KeyService()
 
@@ -222,9 +222,9 @@ class ProfileState:
         parked = sum([engine.parked for engine in self.engines.values()])
         return sum([mirror.version for mirror in self.mirrors]) + parked
 
-    def parks(self) -> dict[str, RamCache]:
+    def ram_caches(self) -> dict[str, RamCache]:
         """The RAM caches of the engines that have one."""
-        return {e.name: e.park for e in self.engines.values() if e.park.limit_tokens}
+        return {e.name: e.ram_cache for e in self.engines.values() if e.ram_cache.limit_tokens}
 
     def add_engine(self, engine: EngineState) -> None:
         self.engines[engine.name] = engine
@@ -233,7 +233,7 @@ class ProfileState:
     def drop_engine(self, name: str) -> None:
         del self.engines[name]
         self.last_run = {slot: run for slot, run in self.last_run.items() if slot.engine != name}
-        self.keeping.lost(name)
+        self.slot_holds.lost(name)
         self._engines_changed()
 
     def _engines_changed(self) -> None:
@@ -346,11 +346,11 @@ class ProfileState:
             self.pool_free(),
             self.params,
             at_rest=not self.running,
-            parks=self.parks(),
+            ram_caches=self.ram_caches(),
             returns=self.returns,
             now=now,
             asked_for=self._asked_for(),
-            waits_pay=self.keeping.waits_pay,
+            waits_pay=self.slot_holds.waits_pay,
         )
 
     def _asked_for(self) -> frozenset[str | None]:

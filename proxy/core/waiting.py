@@ -124,7 +124,7 @@ class Waiter:
     context: Context  # its conversation
     versions: list[int] = field(default_factory=list)  # of the mirrors it was compared with
     epoch: int = -1  # the sum of them
-    parks: dict[str, RamCache] = field(default_factory=dict)  # as they were looked into
+    ram_caches: dict[str, RamCache] = field(default_factory=dict)  # as they were looked into
     reason: Reason = Reason.NONE
     why: str = ""
     recheck: float | None = None  # s
@@ -136,7 +136,11 @@ class Waiter:
     _lost_s: dict[Obstacle, float] = field(default_factory=dict)
 
     def compare(
-        self, mirrors: list[SlotMirror], parks: Mapping[str, RamCache], epoch: int, params: Params
+        self,
+        mirrors: list[SlotMirror],
+        ram_caches: Mapping[str, RamCache],
+        epoch: int,
+        params: Params,
     ) -> None:
         """Bring the matches up to date: only slots whose view changed are compared again.
 
@@ -163,14 +167,14 @@ class Waiter:
                 shared = matches[index].lcp
         if changed:
             self.view.owns = continuation.owns(matches)
-        for name, park in parks.items():
-            if self.parks.get(name) is not park:
-                self._look_into(name, park)
+        for name, ram_cache in ram_caches.items():
+            if self.ram_caches.get(name) is not ram_cache:
+                self._look_into(name, ram_cache)
 
-    def _look_into(self, engine: str, park: RamCache) -> None:
-        self.parks[engine] = park
+    def _look_into(self, engine: str, ram_cache: RamCache) -> None:
+        self.ram_caches[engine] = ram_cache
         self.view.parked.pop(engine, None)
-        shared, state = park.best(self.view.request.tokens)
+        shared, state = ram_cache.best(self.view.request.tokens)
         if state is not None:
             self.view.parked[engine] = Parked(shared, state)
 
@@ -181,7 +185,7 @@ class Waiter:
         self.view.matches = [Match(0, False, False, "stranger")] * len(mirrors)
         self.view.owns = False
         self.view.parked = {}
-        self.parks = {}
+        self.ram_caches = {}
 
     def hold(self, verdict: Wait, now: float, returns: int = 0) -> None:
         """It goes on waiting, for this reason."""

@@ -143,7 +143,7 @@ class Driver:
         profiles: Sequence[ServedProfile],
         journal: Writer | None = None,
         *,
-        ledger: RequestLog | None = None,
+        request_log: RequestLog | None = None,
         keep_bytes: int = DEFAULT_KEEP_BYTES,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
@@ -164,7 +164,7 @@ class Driver:
         self.clock = clock
         self.events_seen = 0  # grows with every event: who shows the state sees that it changed
         self._journal = Thinned(journal, self.scheduler.is_calm) if journal else None
-        self._ledger = ledger
+        self._request_log = request_log
         self.tokenizer = Tokenizer(sources={p.name: p.tokenizer for p in profiles})
         self.pace = pace or Pace()
         self.engines = EngineRegistry(
@@ -202,8 +202,8 @@ class Driver:
             record = self.history.observe(event, actions, now)
             if record is not None:
                 self.metrics.attributed(record)
-                if self._ledger is not None:
-                    self._ledger.write(record)
+                if self._request_log is not None:
+                    self._request_log.write(record)
         except Exception:
             log.exception("noting what happened")
 
@@ -283,7 +283,7 @@ class Driver:
         await self.engines.close()
         await self.memory.close()
         await self.tokenizer.close()
-        for file in (self._journal, self._ledger):
+        for file in (self._journal, self._request_log):
             if file is not None:
                 await asyncio.to_thread(file.close)
 

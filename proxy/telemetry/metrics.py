@@ -173,7 +173,7 @@ class Metrics:
         self,
         waiting: Iterable[Waiting],
         slots: Iterable[SlotStatus],
-        standings: Iterable[ProfileFigures] = (),
+        profile_figures: Iterable[ProfileFigures] = (),
     ) -> None:
         """Set the gauges to what is so now; called before each exposition."""
         self.count()
@@ -189,7 +189,7 @@ class Metrics:
         for status in slots:
             # A slot whose end is not proven may still be at work, and takes nobody: busy.
             self._show_slot(status.slot, status.state != "idle", status.resident)
-        for one in standings:
+        for one in profile_figures:
             series.show(self._series, one)
 
     def exposition(self) -> tuple[bytes, str]:

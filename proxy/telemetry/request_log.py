@@ -40,7 +40,7 @@ class RequestLog:
         self._file = _OwnersFile(path, max_bytes, files - 1)
         self._pending: queue.Queue[Record | None] = queue.Queue(_MAX_PENDING)
         self._late = False
-        self._thread = threading.Thread(target=self._drain, name="ledger", daemon=True)
+        self._thread = threading.Thread(target=self._drain, name="request-log", daemon=True)
         self._thread.start()
 
     def write(self, record: Record) -> None:
@@ -50,7 +50,9 @@ class RequestLog:
             self._late = False
         except queue.Full:
             if not self._late:
-                log.warning("ledger: the disk is %d lines behind, lines are lost", _MAX_PENDING)
+                log.warning(
+                    "request log: the disk is %d lines behind, lines are lost", _MAX_PENDING
+                )
             self._late = True
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ class RequestLog:
             try:
                 text = orjson.dumps(line(record)).decode()
             except TypeError as error:  # such as half a character in a client's name
-                log.warning("ledger: no line for request %s: %s", record.id, error)
+                log.warning("request log: no line for request %s: %s", record.id, error)
                 continue
             self._file.emit(logging.makeLogRecord({"msg": text}))
         with contextlib.suppress(OSError):  # what a full disk refused is refused again
@@ -83,7 +85,7 @@ class _OwnersFile(RotatingFileHandler):
         failed_before, self._broken = self._broken, False
         super().emit(record)
         if self._broken and not failed_before:
-            log.warning("ledger %s cannot be written, lines are lost", self.baseFilename)
+            log.warning("request log %s cannot be written, lines are lost", self.baseFilename)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         self._broken = True

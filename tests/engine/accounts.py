@@ -66,8 +66,8 @@ def accounted(
     with run_proxy(engine.url, profile=served, **options) as proxy:
 
         def proven() -> bool:
-            standings = proxy.inside(proxy.driver.tokenizer.job_statuses)
-            return all(standing.state != "proving" for standing in standings["p"])
+            profile_figures = proxy.inside(proxy.driver.tokenizer.job_statuses)
+            return all(standing.state != "proving" for standing in profile_figures["p"])
 
         wait_until(proven, _PROOF_LIMIT_S)
         yield proxy

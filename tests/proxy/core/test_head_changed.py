@@ -31,13 +31,13 @@ def test_where_all_slots_are_taken_its_own_is_the_cheapest() -> None:
 
 
 def test_waits_for_owners_are_worth_what_they_brought() -> None:
-    keeping = SlotHolds("p")
-    assert keeping.waits_pay == 1
+    slot_holds = SlotHolds("p")
+    assert slot_holds.waits_pay == 1
     for _ in range(4):
-        keeping.waited(keeping.returns)  # nobody came back meanwhile
-    assert keeping.waits_pay < 0.2
+        slot_holds.waited(slot_holds.returns)  # nobody came back meanwhile
+    assert slot_holds.waits_pay < 0.2
     for _ in range(40):
-        before = keeping.returns
-        keeping.returns += 1
-        keeping.waited(before)
-    assert keeping.waits_pay > 0.8
+        before = slot_holds.returns
+        slot_holds.returns += 1
+        slot_holds.waited(before)
+    assert slot_holds.waits_pay > 0.8

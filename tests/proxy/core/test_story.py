@@ -212,7 +212,7 @@ def test_nobody_is_promoted_over_nobody() -> None:
 
 
 def sessions(s: Scheduler, now: float) -> dict[str, int]:
-    (one,) = s.standings(now)
+    (one,) = s.profile_figures(now)
     return {state.value: count for state, count in one.sessions.items() if count}
 
 
@@ -227,23 +227,23 @@ def test_conversations_are_counted_by_what_they_do() -> None:
     s.handle(cancelled("a1"), 5)
     s.handle(finished("b0"), 6)
     assert sessions(s, 7) == {"warm": 1, "cold": 1}
-    assert set(s.standings(7)[0].sessions) == set(SessionState)
+    assert set(s.profile_figures(7)[0].sessions) == set(SessionState)
 
 
 def test_a_key_that_waits_unserved_makes_it_unfair() -> None:
     s = scheduler(slots=2, max_running=1)
     serve(s, turn("a0", "a", 3000, key="ann"), 0)
-    assert s.standings(0)[0].fairness == 1
+    assert s.profile_figures(0)[0].fairness == 1
     s.handle(turn("a1", "c", 3000, key="ann"), 1)
     s.handle(turn("b0", "b", 3000, key="ben"), 2)
-    assert s.standings(2)[0].fairness == pytest.approx(0.5)
+    assert s.profile_figures(2)[0].fairness == pytest.approx(0.5)
 
 
 def test_the_working_set_is_live_conversations_over_slots() -> None:
     s = scheduler(slots=2)
     for n, session in enumerate(("a", "b", "c")):
         s.handle(turn(f"{session}0", session, 3000), n)
-    assert s.standings(3)[0].working_set == pytest.approx(1.5)
+    assert s.profile_figures(3)[0].working_set == pytest.approx(1.5)
 
 
 def test_the_status_says_how_many_may_run_and_why() -> None:

@@ -1,4 +1,4 @@
-"""The ledger's lines, its bounds, and what a bad disk does to it."""
+"""The request log's lines, its bounds, and what a bad disk does to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_holds_numbers_and_names_and_no_text(tmp_path: Path) -> None:
-    ledger = RequestLog(tmp_path / "requests.jsonl")
-    ledger.write(changed(known=Known("curl", 0.5, 0.2, 0.3, "stop")))
-    ledger.close()
+    request_log = RequestLog(tmp_path / "requests.jsonl")
+    request_log.write(changed(known=Known("curl", 0.5, 0.2, 0.3, "stop")))
+    request_log.close()
     assert read(tmp_path / "requests.jsonl") == [
         {
             "time": 1030.0,
@@ -54,21 +54,21 @@ def test_a_line_holds_numbers_and_names_and_no_text(tmp_path: Path) -> None:
     ]
 
 
-def test_a_ledger_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_request_log_goes_on_where_it_was(tmp_path: Path) -> None:
     for id in ("a", "b"):
-        ledger = RequestLog(tmp_path / "requests.jsonl")
-        ledger.write(changed(id=id))
-        ledger.close()
-        ledger.close()
+        request_log = RequestLog(tmp_path / "requests.jsonl")
+        request_log.write(changed(id=id))
+        request_log.close()
+        request_log.close()
     assert [line["id"] for line in read(tmp_path / "requests.jsonl")] == ["a", "b"]
 
 
 def test_its_files_are_bounded_and_only_the_owner_reads_them(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").touch(0o644)
-    ledger = RequestLog(tmp_path / "requests.jsonl", max_bytes=2000, files=3)
+    request_log = RequestLog(tmp_path / "requests.jsonl", max_bytes=2000, files=3)
     for k in range(100):
-        ledger.write(changed(id=f"r{k}"))
-    ledger.close()
+        request_log.write(changed(id=f"r{k}"))
+    request_log.close()
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [
         "requests.jsonl",
@@ -86,13 +86,13 @@ def test_a_disk_that_fails_is_said_once_and_harms_nobody(
 ) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    ledger = RequestLog(tmp_path / "requests.jsonl")
-    assert ledger._file.stream is not None
+    request_log = RequestLog(tmp_path / "requests.jsonl")
+    assert request_log._file.stream is not None
     with Path("/dev/full").open("a") as full, caplog.at_level(logging.WARNING):
-        os.dup2(full.fileno(), ledger._file.stream.fileno())  # every write to it fails
+        os.dup2(full.fileno(), request_log._file.stream.fileno())  # every write to it fails
         for _ in range(5):
-            ledger.write(changed())
-        ledger.close()
+            request_log.write(changed())
+        request_log.close()
     assert len([r for r in caplog.records if "lines are lost" in r.message]) == 1
 
 
@@ -104,9 +104,9 @@ def test_a_folder_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> 
 def test_a_name_that_is_no_text_costs_its_line_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ledger = RequestLog(tmp_path / "requests.jsonl")
-    ledger.write(replace(record((Cause.NEW, 1)), known=Known(client="\ud800")))
-    ledger.write(changed(id="b"))
-    ledger.close()
+    request_log = RequestLog(tmp_path / "requests.jsonl")
+    request_log.write(replace(record((Cause.NEW, 1)), known=Known(client="\ud800")))
+    request_log.write(changed(id="b"))
+    request_log.close()
     assert [line["id"] for line in read(tmp_path / "requests.jsonl")] == ["b"]
     assert "no line for request req-1" in caplog.text

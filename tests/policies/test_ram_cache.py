@@ -21,8 +21,8 @@ A, B, C = ids(1000), ids(1000, 10_000), ids(1000, 20_000)
 
 
 def test_a_content_of_which_less_than_half_goes_on_is_saved() -> None:
-    park = RamCache(5000)
-    swap = park.swap(state(A), B)
+    ram_cache = RamCache(5000)
+    swap = ram_cache.swap(state(A), B)
     assert swap is not None
     assert [s.view for s in swap.states] == [A]
     assert swap.loaded is None
@@ -42,19 +42,19 @@ def test_without_a_cache_nothing_is_saved() -> None:
 
 
 def test_the_oldest_make_room() -> None:
-    park = RamCache(2500, (state(A), state(B)))
-    assert park.room_for(state(C)) == ((state(B), state(C)), (state(A),))
-    swap = park.swap(state(C), ids(10, 50_000))
+    ram_cache = RamCache(2500, (state(A), state(B)))
+    assert ram_cache.room_for(state(C)) == ((state(B), state(C)), (state(A),))
+    swap = ram_cache.swap(state(C), ids(10, 50_000))
     assert swap is not None
     assert [s.view for s in swap.states] == [B, C]
 
 
 def test_what_does_not_fit_at_all_is_lost_and_disturbs_nobody() -> None:
-    park = RamCache(500, (state(ids(100, 70_000)),))
-    assert park.room_for(state(A)) == (park.states, (state(A),))
-    swap = park.swap(state(A), B)
+    ram_cache = RamCache(500, (state(ids(100, 70_000)),))
+    assert ram_cache.room_for(state(A)) == (ram_cache.states, (state(A),))
+    swap = ram_cache.swap(state(A), B)
     assert swap is not None
-    assert swap.states == park.states
+    assert swap.states == ram_cache.states
 
 
 def test_the_entry_that_serves_the_prompt_is_moved_into_the_slot() -> None:
@@ -92,25 +92,25 @@ def test_it_agrees_with_the_model_of_the_engine_on_random_scripts() -> None:
     heads = [ids(rng.randint(50, 400), 100_000 * n) for n in range(8)]
     for _ in range(50):
         limit = rng.choice([500, 1500, 4000])
-        park, cache = RamCache(limit), EngineRamCache(limit)
+        ram_cache, cache = RamCache(limit), EngineRamCache(limit)
         for _ in range(30):
             old, head = rng.choice(heads), rng.choice(heads)
             prompt = head.grown(len(head), ids(rng.randint(1, 50), 2_000_000).packed)
             if old == head:
                 continue
-            swap = park.swap(state(old), prompt)
+            swap = ram_cache.swap(state(old), prompt)
             assert swap is not None
             cache.save(old)
             loaded = cache.load(old, prompt)
             assert (swap.loaded.view if swap.loaded else None) == loaded
             assert [s.view for s in swap.states] == cache.entries
-            park = RamCache(limit, swap.states)
+            ram_cache = RamCache(limit, swap.states)
 
 
 def test_an_emptied_slot_pushes_nothing_out_and_is_given_what_serves_the_prompt() -> None:
-    park = RamCache(2500, (state(A), state(B)))
+    ram_cache = RamCache(2500, (state(A), state(B)))
     grown = A.grown(1000, ids(50, 95_000).packed)
-    swap = park.into_emptied(grown)
+    swap = ram_cache.into_emptied(grown)
     assert swap.loaded is not None
     assert (swap.loaded.view, [s.view for s in swap.states]) == (A, [B])
-    assert park.into_emptied(C) == (park.states, None)
+    assert ram_cache.into_emptied(C) == (ram_cache.states, None)
