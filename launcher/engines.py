@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,12 @@ from slotwise.launcher.process.supervisor import (
     LossCause,
     Supervisor,
 )
-from slotwise.launcher.profile import argv, engine_files
-from slotwise.launcher.profile.engine_files import UsageError
+from slotwise.launcher.profile.engine_files import (
+    UsageError,
+    engine_dir,
+    launch_env,
+    launch_line,
+)
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import AttachedServer, LaunchedServer
 from slotwise.launcher.roles import residents
@@ -65,7 +70,7 @@ class Engines:
         self._url = url
         self._awaited = {profile.name for profile in profiles}
         self._attached: dict[str, Attachment] = {}
-        self._launched: dict[str, LaunchedServer] = {}
+        self._launched: dict[str, Profile] = {}
         specs: list[EngineSpec] = []
         for profile in profiles:
             server = profile.server
@@ -74,7 +79,7 @@ class Engines:
                     profile.name, server.attach, profile.engine_key, self
                 )
             else:
-                self._launched[profile.name] = server
+                self._launched[profile.name] = profile
                 specs.append(_spec(profile, self._launched, state_dir))
         try:
             self._supervisor = Supervisor(specs, self)
@@ -121,10 +126,11 @@ class Engines:
 
     def _smaller_cache(self, engine: str) -> int:
         """Half of it at the next start; what is hardly worth its restarts goes at once."""
-        server = self._launched[engine]
-        half = max(0, server.cache_ram_mib) // 2
+        profile = self._launched[engine]
+        half = max(0, profile.server.cache_ram_mib) // 2
         limit_mib = half if half >= LEAST_CACHE_MIB else 0
-        self._launched[engine] = server.model_copy(update={"cache_ram_mib": limit_mib})
+        smaller = profile.server.model_copy(update={"cache_ram_mib": limit_mib})
+        self._launched[engine] = replace(profile, server=smaller)
         return limit_mib
 
     def _gone(self, name: str, retry_after_s: int) -> None:
@@ -188,15 +194,15 @@ class Engines:
         self._driver.engines.down(engine, loss.cause.value, loss.text)
 
 
-def _spec(profile: Profile, servers: Mapping[str, LaunchedServer], state_dir: Path) -> EngineSpec:
-    """``servers``: by name, looked at anew at each start."""
-    server = servers[profile.name]
-    directory = engine_files.engine_dir(state_dir, profile.name)
-    files = engine_files.launch_files(profile, directory)
+def _spec(profile: Profile, launched: Mapping[str, Profile], state_dir: Path) -> EngineSpec:
+    """``launched``: by name, read anew at each start."""
+    name, server = profile.name, profile.server
+    assert isinstance(server, LaunchedServer)
+    directory = engine_dir(state_dir, name)
     return EngineSpec(
-        name=profile.name,
-        argv=lambda port: argv.launch_argv(servers[profile.name], profile.names, files, port),
-        env=lambda key: argv.launch_env(server, os.environ, key, directory),
+        name=name,
+        argv=lambda port: launch_line(launched[name], directory, port),
+        env=lambda key: launch_env(server, os.environ, key, directory),
         directory=directory,
         start_timeout_s=server.start_timeout_s,
     )

@@ -17,7 +17,7 @@ from slotwise.launcher.model import gguf_header
 from slotwise.launcher.plan import plan
 from slotwise.launcher.plan.plan import Machine
 from slotwise.launcher.plan.starts import Planned
-from slotwise.launcher.profile import argv
+from slotwise.launcher.profile.engine_files import infill_flags
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
 from slotwise.launcher.roles.roles import Role
@@ -157,5 +157,5 @@ def _tokenizer_of(profile: Profile) -> Source:
     vocabulary = partial(gguf_header.read_vocabulary, model) if model is not None else None
     flags = InfillFlags()
     if isinstance(profile.server, LaunchedServer):
-        flags = InfillFlags(**argv.infill_flags(profile.server))
+        flags = InfillFlags(**infill_flags(profile.server))
     return Source(vocabulary=vocabulary, tokenizer_json=profile.tokenizer, infill=flags)

@@ -270,14 +270,26 @@ class Loaded:
     on_disk_bytes: int = 0  # of the files: read when needed, and not among the weights
 
 
+# How the size of a start was measured.
+LOGGED, PROCESS_SIZE, FELL = "the engine's log", "size of the process", "fall of MemAvailable"
+
+
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What the last start of the same launch line took at load."""
+class MeasuredStart:
+    """A start of a launch line that became ready, and what it took."""
 
     at_load_bytes: int
     when: str  # a date and time, for the reader
-    how: str  # which figure it is
-    is_whole: bool = False  # scratch that was reserved but not used yet is in it
+    how: str  # LOGGED, PROCESS_SIZE or FELL: which figure ``at_load_bytes`` is
+    line: str = ""  # key of the launch line
+    pid: int = 0
+    own_bytes: int = 0  # of the process when it was ready, without the files it maps
+    growth_bytes: int = 0  # what may come on top
+
+    @property
+    def is_whole(self) -> bool:
+        """Scratch that was reserved but not used yet is in it."""
+        return self.how == LOGGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +307,7 @@ class PlannedEngine:
     draft: Loaded | None = None
     own_heads: bool = False  # the model drafts for itself (MTP), in a context of its own
     declared_peak_bytes: int | None = None
-    measured: Measured | None = None
+    measured: MeasuredStart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +317,7 @@ class EnginePlan:
     name: str
     parts: tuple[PlanPart, ...]
     notes: tuple[str, ...] = ()
-    measured: Measured | None = None
+    measured: MeasuredStart | None = None
     declared_peak_bytes: int | None = None
     bounded: bool = True  # False: something in it may grow without a limit
 
@@ -361,17 +373,12 @@ def in_gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.2f} GiB"
 
 
-def context_caches(engine: PlannedEngine) -> list[Cache]:
-    """Every cache of the model itself; none where its header is unknown."""
-    shape = engine.model.shape
-    return caches(shape, engine.context) if shape is not None else []
-
-
 def _at_load(engine: PlannedEngine) -> list[PlanPart]:
     model, context = engine.model, engine.context
     files = f"{model.files} files" if model.files > 1 else "the file"
     parts = [PlanPart("weights", model.weights_bytes, "file", files)]
-    parts += [_cache_part(cache, context) for cache in context_caches(engine)]
+    if model.shape is not None:
+        parts += [_cache_part(cache, context) for cache in caches(model.shape, context)]
     if engine.draft is not None:
         parts += _draft(engine.draft, context)
     if engine.own_heads and model.shape is not None:

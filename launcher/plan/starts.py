@@ -12,23 +12,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
+from pydantic import TypeAdapter
 
 from slotwise.launcher.model import gguf_header, model_shape
 from slotwise.launcher.plan import plan as planning
 from slotwise.launcher.plan.fitting import growth_to_come
 from slotwise.launcher.plan.plan import (
     DEFAULT_UBATCH,
+    FELL,
     GIB,
+    LOGGED,
     PROCESS,
+    PROCESS_SIZE,
     VOCABULARY,
     CacheError,
     ContextSize,
     EnginePlan,
     Loaded,
-    Measured,
+    MeasuredStart,
     PlannedEngine,
     in_gib,
 )
@@ -38,29 +41,12 @@ from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
 
 FILE_NAME = "memory.json"
-LOGGED, PROCESS_SIZE, FELL = "the engine's log", "size of the process", "fall of MemAvailable"
 KEPT_LINES = 8
+_FILE = TypeAdapter(dict[str, list[MeasuredStart]])
 _MOST_LOG_BYTES = 4 * 2**20
 _MOST_FILE_BYTES = 2**20
 _BUFFER = re.compile(r"(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
 _COMPLETE = {"model", "compute"}  # a log without these does not show sizes
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start that became ready. ``own_bytes``: of the process, without the files it maps, and
-    ``growth_bytes``: what may come on top, both for what comes after it."""
-
-    line: str
-    pid: int
-    when: str
-    at_load_bytes: int
-    how: str
-    own_bytes: int
-    growth_bytes: int
-
-    def measured(self) -> Measured:
-        return Measured(self.at_load_bytes, self.when, self.how, self.how == LOGGED)
 
 
 def line_key(argv: Sequence[str], files: Sequence[Path]) -> str:
@@ -76,27 +62,25 @@ def line_key(argv: Sequence[str], files: Sequence[Path]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def starts(directory: Path) -> list[Start]:
+def starts(directory: Path) -> list[MeasuredStart]:
     """The kept starts of an engine, the newest last; none where the file is missing or broken."""
     try:
         with (directory / FILE_NAME).open("rb") as file:
-            data = json.loads(file.read(_MOST_FILE_BYTES))
-        return [_start(entry) for entry in data["starts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+            return _FILE.validate_json(file.read(_MOST_FILE_BYTES))["starts"]
+    except (OSError, ValueError, KeyError):
         return []
 
 
-def last(directory: Path, line: str) -> Start | None:
+def last(directory: Path, line: str) -> MeasuredStart | None:
     """The last start of this line."""
     return next((start for start in reversed(starts(directory)) if start.line == line), None)
 
 
-def keep(directory: Path, start: Start) -> None:
+def keep(directory: Path, start: MeasuredStart) -> None:
     """Adds a start, in place of an older one of its line; raises OSError."""
     others = [kept for kept in starts(directory) if kept.line != start.line]
-    entries = [_entry(kept) for kept in [*others, start][-KEPT_LINES:]]
     aside = directory / (FILE_NAME + ".new")
-    aside.write_text(json.dumps({"starts": entries}, indent=1) + "\n", "utf-8")
+    aside.write_bytes(_FILE.dump_json({"starts": [*others, start][-KEPT_LINES:]}, indent=1))
     os.replace(aside, directory / FILE_NAME)
 
 
@@ -141,7 +125,7 @@ class Meter:
         """Something else began to start: how far MemAvailable falls says nothing any more."""
         self._available_bytes = None
 
-    def ended(self, available_bytes: int | None) -> Start | None:
+    def ended(self, available_bytes: int | None) -> MeasuredStart | None:
         """The start, kept; None where nothing could be measured. Raises OSError."""
         running = process.running(self._directory / "engine.pid")
         if running is None:
@@ -151,7 +135,8 @@ class Meter:
         if at_load <= 0:
             return None
         when = time.strftime("%Y-%m-%d %H:%M")
-        start = Start(self._line, running.pid, when, at_load, how, own, self._growth_bytes)
+        grows = self._growth_bytes
+        start = MeasuredStart(at_load, when, how, self._line, running.pid, own, grows)
         keep(self._directory, start)
         return start
 
@@ -202,22 +187,6 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _start(entry: dict[str, Any]) -> Start:
-    return Start(
-        line=str(entry["line"]),
-        pid=int(entry["pid"]),
-        when=str(entry["when"]),
-        at_load_bytes=int(entry["at_load_bytes"]),
-        how=str(entry["how"]),
-        own_bytes=int(entry["own_bytes"]),
-        growth_bytes=int(entry["growth_bytes"]),
-    )
-
-
-def _entry(start: Start) -> dict[str, Any]:
-    return {name: getattr(start, name) for name in Start.__slots__}
-
-
 DRAFTED = "3"  # llama-server's default
 LAZY_FROM_BYTES = 4 * GIB
 
@@ -235,7 +204,6 @@ class Planned:
     """
 
     profile: Profile
-    server: LaunchedServer
     engine: PlannedEngine
     plan: EnginePlan
     line: str
@@ -252,7 +220,6 @@ def planned(profile: Profile, state_dir: Path, has_gpu: bool = False) -> Planned
     directory = engine_dir(state_dir, profile.name)
     files = [path for path in (profile.model, profile.mmproj, profile.draft_model) if path]
     line = line_key(launch_line(profile, directory), files)
-    start = last(directory, line)
     asked = server.gpu_layers not in (None, 0, "auto")
     on_gpu = server.binary != EMBEDDED and server.gpu_layers != 0 and (has_gpu or asked)
     peak_gib = profile.memory.peak_gib
@@ -269,7 +236,7 @@ def planned(profile: Profile, state_dir: Path, has_gpu: bool = False) -> Planned
             draft=_draft(profile.draft_model),
             own_heads="mtp" in _given(server.extra_args, "--spec-type"),
             declared_peak_bytes=round(peak_gib * GIB) if peak_gib is not None else None,
-            measured=start.measured() if start is not None else None,
+            measured=last(directory, line),
         )
         plan = planning.make(engine)
     except (CacheError, gguf_header.HeaderError, PlanError) as error:
@@ -277,7 +244,7 @@ def planned(profile: Profile, state_dir: Path, has_gpu: bool = False) -> Planned
     except OSError as error:
         raise PlanError(f"{profile.path}: {error.filename}: {error.strerror}") from error
     running = growth_of_running(directory, plan.peak_bytes)
-    return Planned(profile, server, engine, plan, line, directory, running)
+    return Planned(profile, engine, plan, line, directory, running)
 
 
 def context(server: LaunchedServer) -> ContextSize:

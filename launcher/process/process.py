@@ -59,9 +59,6 @@ class RotatingLog:
         self._cutting = False  # inside a line that is too long: its rest is dropped
         self._recent: deque[str] = deque(maxlen=_RECENT_LINES)
 
-    def __repr__(self) -> str:
-        return f"<RotatingLog {self.path} {self._size} bytes>"
-
     def recent(self) -> list[str]:
         """The last lines, for an error message."""
         return list(self._recent)
@@ -200,10 +197,6 @@ class Child:
         )
         self._drain.start()
         loop.add_reader(self._pidfd, self._reap)
-
-    def __repr__(self) -> str:
-        state = self.exit.result() if self.exit.done() else "running"
-        return f"<Child {self.pid} {state}>"
 
     def signal(self, number: signal.Signals) -> None:
         """Signals the child's group; nothing happens once it is reaped."""

@@ -13,7 +13,7 @@ import shlex
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -128,72 +128,22 @@ LONGEST_DELAY_S = 60.0
 STABLE_AFTER_S = 60.0
 
 
-class LifeState(StrEnum):
-    """Where an engine is in its life."""
+@dataclass(slots=True)
+class Backoff:
+    """The delay before an engine is started again: it doubles with each failure in a row.
 
-    STOPPED = "stopped"
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    BACKOFF = "backoff"
+    There is always a next try: the model file may come back, memory may get free. The count starts
+    over once an engine has served for a while; one that dies on its first request each time is
+    ready often and never stable.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """State since ``since`` (s), failures in a row, and when to try again (s) in BACKOFF."""
-
-    state: LifeState = LifeState.STOPPED
-    since: float = 0.0
     failures: int = 0
-    retry_at: float | None = None
-    reason: str = ""
 
-
-class WrongTransitionError(RuntimeError):
-    """A transition that the diagram does not have: a bug of the caller."""
-
-
-def start(life: Life, now: float) -> Life:
-    """A process is about to be started."""
-    _only_from(life, LifeState.STOPPED, LifeState.BACKOFF)
-    return replace(life, state=LifeState.STARTING, since=now, retry_at=None)
-
-
-def ready(life: Life, now: float) -> Life:
-    """The engine answers."""
-    _only_from(life, LifeState.STARTING)
-    return replace(life, state=LifeState.READY, since=now, reason="")
-
-
-def failed(life: Life, now: float, reason: str) -> Life:
-    """It did not start, died, or hung; the next try has its time."""
-    _only_from(life, LifeState.STARTING, LifeState.READY)
-    stable = life.state is LifeState.READY and now - life.since >= STABLE_AFTER_S
-    failures = 1 if stable else life.failures + 1
-    retry_at = now + delay_s(failures)
-    return Life(LifeState.BACKOFF, now, failures, retry_at, reason)
-
-
-def stop(life: Life, now: float) -> Life:
-    """Nobody wants it any more."""
-    return replace(life, state=LifeState.DRAINING, since=now, retry_at=None)
-
-
-def exited(life: Life, now: float) -> Life:
-    """The process is gone, as wanted."""
-    _only_from(life, LifeState.DRAINING)
-    return Life(LifeState.STOPPED, now)
-
-
-def delay_s(failures: int) -> float:
-    """Seconds before the next try after this many failures in a row."""
-    # The exponent is bounded too: 2.0 ** 2000 is an error, not a long delay.
-    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
-
-
-def _only_from(life: Life, *allowed: LifeState) -> None:
-    if life.state not in allowed:
-        raise WrongTransitionError(f"from {life.state}, expected {' or '.join(allowed)}")
+    def after(self, served_s: float) -> float:
+        """Seconds until the next start of an engine that was lost after serving for so long."""
+        self.failures = 1 if served_s >= STABLE_AFTER_S else self.failures + 1
+        # The exponent is bounded too: 2.0 ** 2000 is an error, not a long delay.
+        return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.failures - 1, 16))
 
 
 log = logging.getLogger(__name__)
@@ -222,7 +172,7 @@ class EngineSpec:
 class _Engine:
     spec: EngineSpec
     lock: TextIO
-    life: Life = field(default_factory=Life)
+    ready_at: float | None = None  # when the running process became ready
     child: process.Child | None = None
     restart: asyncio.Future[EngineLoss] | None = None
     task: asyncio.Task[None] | None = None
@@ -272,10 +222,6 @@ class Supervisor:
         await asyncio.wait({task}, timeout=STOP_LIMIT_S)
         return task.done()
 
-    def life(self, name: str) -> Life:
-        """State of an engine; raises KeyError."""
-        return self._engines[name].life
-
     def pid(self, name: str) -> int | None:
         """The process of an engine; None: it has none."""
         engine = self._engines.get(name)
@@ -297,29 +243,27 @@ class Supervisor:
         self._unlock()
 
     async def _keep(self, engine: _Engine) -> None:
-        """The engine's whole life; ends only by cancellation."""
-        spec = engine.spec
+        """Runs the engine; ends only by cancellation."""
+        spec, backoff = engine.spec, Backoff()
         try:
             leftover = await asyncio.to_thread(process.end_leftover, _pids(spec))
             if leftover is not None:
                 log.warning("%s: ended pid %d, left behind by an earlier run", spec.name, leftover)
             while True:
-                engine.life = start(engine.life, self._now())
-                loss = await self._one_life(engine)
-                engine.life = failed(engine.life, self._now(), loss.text)
+                engine.ready_at = None
+                loss = await self._one_process(engine)
+                served_s = self._now() - engine.ready_at if engine.ready_at is not None else 0.0
                 self._listener.on_lost(spec.name, loss)
                 await self._end(engine)
-                wait_s = delay_s(engine.life.failures)
+                wait_s = backoff.after(served_s)
                 log.warning("%s: %s; starts again in %g s", spec.name, loss.text, wait_s)
                 text = f"starts again in {wait_s:g} s: {loss.text}"
                 self._listener.on_starting(spec.name, text)
                 await asyncio.sleep(wait_s)
         finally:
-            engine.life = stop(engine.life, self._now())
             await self._end(engine)
-            engine.life = exited(engine.life, self._now())
 
-    async def _one_life(self, engine: _Engine) -> EngineLoss:
+    async def _one_process(self, engine: _Engine) -> EngineLoss:
         """From the start of a process to why it is over."""
         spec = engine.spec
         port, key = _free_port(), secrets.token_urlsafe(24)
@@ -338,7 +282,7 @@ class Supervisor:
         failure = await self._until_ready(spec, child, url, key)
         if failure is not None:
             return failure
-        engine.life = ready(engine.life, self._now())
+        engine.ready_at = self._now()
         engine.restart = asyncio.get_running_loop().create_future()
         return await self._while_ready(engine, child, url, key)
 

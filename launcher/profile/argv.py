@@ -1,15 +1,14 @@
-"""The command line of llama-server: as a profile has it, and as the embedded engine reads it."""
+"""The flags of llama-server: those the embedded engine takes, those a profile may not pass.
+
+Every engine process of ours loads this file: it imports nothing but the standard library.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
 
 USAGE = "usage: python -m slotwise.launcher.process.embedded -m MODEL.gguf [llama-server flags]"
 
@@ -63,12 +62,12 @@ def _directory(value: str) -> str:
     return value if value.endswith("/") else value + "/"
 
 
-_CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+CACHE_TYPES = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"
 
 
 def _cache_type(value: str) -> str:
-    if value not in _CACHE_TYPES:
-        raise ValueError(f"expected one of {', '.join(_CACHE_TYPES)}")
+    if value not in CACHE_TYPES.split(", "):
+        raise ValueError(f"expected one of {CACHE_TYPES}")
     return value.upper()
 
 
@@ -198,8 +197,6 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-SIMILARITY_WITH_RAM_CACHE = "0.1"
-
 # Spellings -> why a profile may not pass them by hand.
 _REFUSED: Mapping[tuple[str, ...], str] = {
     ("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"): (
@@ -247,74 +244,7 @@ _REFUSED: Mapping[tuple[str, ...], str] = {
     ("--models-dir", "--models-preset", "--models-max"): "slotwise runs one model per engine",
 }
 _REFUSED_BY_SPELLING = {name: why for names, why in _REFUSED.items() for name in names}
-_REFUSED_ENV = ("LLAMA_ARG_", "LLAMA_API_KEY")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFiles:
-    """The files of one engine, as absolute paths; ``slots`` is a directory."""
-
-    model: Path
-    slots: Path
-    mmproj: Path | None = None
-    draft_model: Path | None = None
-
-
-def launch_argv(
-    server: LaunchedServer, names: Sequence[str], files: LaunchFiles, port: int | str
-) -> list[str]:
-    """The whole command line; ``names`` are the profile's name and aliases.
-
-    For display ``port`` may be a word. The API key is not on the line: every user of the machine
-    can read a command line.
-    """
-    line = command(server.binary)
-    line += ["-m", str(files.model), "--alias", ",".join(names)]
-    line += ["--host", "127.0.0.1", "--port", str(port)]
-    line += ["-np", str(server.parallel), "-c", str(server.ctx_size)]
-    line += ["--kv-unified" if server.kv_unified else "--no-kv-unified"]
-    # With idle slots cached, a unified engine empties every idle slot at each launch of a request.
-    line += ["--no-cache-idle-slots", "--cont-batching", "--cache-prompt"]
-    # 0 keeps pinned prompts away from the RAM cache; with one, a lost conversation needs it.
-    line += ["-sps", SIMILARITY_WITH_RAM_CACHE if server.cache_ram_mib else "0"]
-    line += ["--cache-ram", str(server.cache_ram_mib), "--cache-reuse", str(server.cache_reuse)]
-    line += ["--ctx-checkpoints", str(server.ctx_checkpoints), "--fit", "off"]
-    line += ["-b", str(server.batch_size)]
-    for flag, value in (
-        ("-ub", server.ubatch_size),
-        ("-t", server.threads),
-        ("-ngl", server.gpu_layers),
-        ("-fa", server.flash_attn),
-        ("-ctk", server.cache_type_k),
-        ("-ctv", server.cache_type_v),
-        ("--mmproj", files.mmproj),
-        ("-md", files.draft_model),
-    ):
-        if value is not None:
-            line += [flag, str(value)]
-    if server.swa_full:
-        line += ["--swa-full"]
-    line += ["--slot-save-path", f"{files.slots}/", "--metrics", "--slots"]
-    return line + server.extra_args
-
-
-def command(binary: str) -> list[str]:
-    """How the engine's program is called."""
-    if binary == EMBEDDED:
-        return [sys.executable, "-P", "-m", "slotwise.launcher.process.embedded"]
-    return [binary]
-
-
-def infill_flags(server: LaunchedServer) -> dict[str, Any]:
-    """What the line says of ``/infill``, as the fields of :class:`tokens.fim.InfillFlags`."""
-    flags: dict[str, Any] = {"n_batch": server.batch_size}
-    for given, value in pairwise([*server.extra_args, ""]):
-        spelling = given.replace("_", "-") if given.startswith("--") else given
-        if spelling in ("-n", "--predict", "--n-predict") and value.lstrip("-").isdigit():
-            flags["n_predict"] = int(value)
-        elif spelling == "--spm-infill":
-            flags["spm_infill"] = True
-    return flags
+REFUSED_ENV = ("LLAMA_ARG_", "LLAMA_API_KEY")
 
 
 def extra_args_faults(extra_args: Sequence[str]) -> list[str]:
@@ -335,17 +265,5 @@ def env_faults(names: Sequence[str]) -> list[str]:
     return [
         f"env.{name}: is refused: the launch line alone says how the engine runs"
         for name in names
-        if name.startswith(_REFUSED_ENV)
+        if name.startswith(REFUSED_ENV)
     ]
-
-
-def launch_env(
-    server: LaunchedServer, inherited: Mapping[str, str], api_key: str, directory: Path
-) -> dict[str, str]:
-    """The engine's environment: ours without llama.cpp's settings, the profile's, and the key.
-
-    ``directory`` is the engine's own: it stands in for the user's configuration directory, whose
-    llama.cpp/config.ini would add settings that are not on the launch line.
-    """
-    kept = {name: v for name, v in inherited.items() if not name.startswith(_REFUSED_ENV)}
-    return kept | {"XDG_CONFIG_HOME": str(directory)} | server.env | {"LLAMA_API_KEY": api_key}

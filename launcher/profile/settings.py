@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from slotwise.launcher.profile.argv import CACHE_TYPES
+
 EMBEDDED = "embedded"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"
 NAME_RULE = "a name of 1 to 100 letters, digits and . _ : - that begins with a letter or digit"
 MAX_SLOTS = 256  # llama.cpp's highest number of sequences
 MIN_WINDOW = 256  # llama.cpp pads the window of a slot to this
-CACHE_TYPES = "f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]

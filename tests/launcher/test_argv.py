@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slotwise.launcher.profile import argv
+from slotwise.launcher.profile import argv, engine_files
+from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import LaunchedServer
 
-FILES = argv.LaunchFiles(Path("/m/model.gguf"), Path("/s/slots"))
+DIRECTORY = Path("/s")
 HEAD = "-m /m/model.gguf --alias demo,other --host 127.0.0.1 --port 4711"
 TAIL = "--slot-save-path /s/slots/ --metrics --slots"
 
 
-def _line(files: argv.LaunchFiles = FILES, **server: Any) -> str:
-    given: dict[str, Any] = {
-        "binary": "llama-server",
-        "model": "m",
-        "parallel": 4,
-        "ctx_size": 8192,
-    } | server
-    line = argv.launch_argv(LaunchedServer(**given), ["demo", "other"], files, 4711)
+def _profile(**server: Any) -> Profile:
+    given: dict[str, Any] = {"model": "m", "parallel": 4, "ctx_size": 8192} | server
+    model = Path("/m/model.gguf")
+    return Profile("demo", ("other",), LaunchedServer(**given), {}, Path("demo.yaml"), model)
+
+
+def _line(eye: Path | None = None, draft: Path | None = None, **server: Any) -> str:
+    profile = replace(_profile(binary="llama-server", **server), mmproj=eye, draft_model=draft)
+    line = engine_files.launch_line(profile, DIRECTORY, 4711)
     assert line[0] == "llama-server"
     return " ".join(line[1:])
 
@@ -37,9 +41,9 @@ def test_the_plain_line() -> None:
 
 
 def test_the_line_with_everything() -> None:
-    files = argv.LaunchFiles(FILES.model, FILES.slots, Path("/m/eye.gguf"), Path("/m/draft.gguf"))
     assert _line(
-        files,
+        Path("/m/eye.gguf"),
+        Path("/m/draft.gguf"),
         kv_unified=True,
         cache_ram_mib=2048,
         cache_reuse=256,
@@ -65,8 +69,7 @@ def test_a_ram_cache_without_limit_counts_as_one() -> None:
 
 
 def test_the_embedded_engine_gets_the_same_flags() -> None:
-    server = LaunchedServer(model="m", parallel=4, ctx_size=8192)
-    line = argv.launch_argv(server, ["demo", "other"], FILES, 4711)
+    line = engine_files.launch_line(_profile(), DIRECTORY, 4711)
     assert line[:4] == [sys.executable, "-P", "-m", "slotwise.launcher.process.embedded"]
     assert " ".join(line[4:]) == _line()
 
@@ -100,7 +103,7 @@ def test_the_engine_gets_its_key_by_the_environment_and_no_other_settings() -> N
         binary="llama-server", model="m", parallel=1, ctx_size=256, env={"MINE": "1"}
     )
     inherited = {"PATH": "/bin", "LLAMA_ARG_N_PARALLEL": "9", "LLAMA_API_KEY": "old"}
-    assert argv.launch_env(server, inherited, "new", Path("/s/engine")) == {
+    assert engine_files.launch_env(server, inherited, "new", Path("/s/engine")) == {
         "PATH": "/bin",
         "MINE": "1",
         "LLAMA_API_KEY": "new",
@@ -121,7 +124,7 @@ def test_llama_cpp_settings_in_the_environment_are_refused() -> None:
 def test_what_shapes_the_prompts_of_infill_is_read_off_the_profile() -> None:
     def flags(*extra: str) -> dict[str, Any]:
         server = LaunchedServer(model="m", parallel=1, ctx_size=256, extra_args=list(extra))
-        return argv.infill_flags(server)
+        return engine_files.infill_flags(server)
 
     assert flags("--no-warmup", "-n") == {"n_batch": 512}
     assert flags("-n", "-1", "--spm-infill") == {
@@ -134,4 +137,9 @@ def test_what_shapes_the_prompts_of_infill_is_read_off_the_profile() -> None:
 
 def test_a_line_without_extra_arguments_says_nothing_of_infill_but_the_batch() -> None:
     server = LaunchedServer(model="m", parallel=1, ctx_size=256)
-    assert argv.infill_flags(server) == {"n_batch": 512}
+    assert engine_files.infill_flags(server) == {"n_batch": 512}
+
+
+def test_an_engine_process_does_not_load_what_reads_profiles() -> None:
+    program = "import sys, slotwise.launcher.process.embedded; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

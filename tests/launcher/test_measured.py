@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 
 from slotwise.launcher.plan import plan, starts
-from slotwise.launcher.plan.plan import ContextSize, Loaded, PlannedEngine
-from slotwise.launcher.plan.starts import Meter, Start, logged_bytes
+from slotwise.launcher.plan.plan import ContextSize, Loaded, MeasuredStart, PlannedEngine
+from slotwise.launcher.plan.starts import Meter, logged_bytes
 from slotwise.launcher.process import process
 
 # As llama-server writes them with -lv 4, and older builds always.
@@ -22,8 +22,8 @@ LOG = """
 """
 
 
-def _start(line: str, size: int = 1) -> Start:
-    return Start(line, 1, "then", size, "how", 0, 0)
+def _start(line: str, size: int = 1) -> MeasuredStart:
+    return MeasuredStart(size, "then", "how", line, 1)
 
 
 def _meter(directory: Path, line: str, on_gpu: bool = False) -> Meter:
@@ -80,7 +80,7 @@ def test_the_engines_own_log_is_the_best_source(tmp_path: Path) -> None:
     assert start.at_load_bytes == 100 + round(412.66 * 2**20)
     assert (start.how, start.growth_bytes) == ("the engine's log", 7 * plan.MIB)
     assert starts.last(tmp_path, "line") == start
-    assert start.measured().is_whole
+    assert start.is_whole
 
 
 def test_a_log_that_shows_no_sizes_is_no_source() -> None:
@@ -126,7 +126,7 @@ def test_an_engine_that_runs_may_only_grow(tmp_path: Path) -> None:
     assert abs(told - 2**30) < 2**26
     # It is ready: what it may still take, less what it has grown by.
     for at_ready, expected in ((now, 2**30), (now - 2**29, 2**29)):
-        starts.keep(tmp_path, Start("line", pid, "then", now, "how", at_ready, 2**30))
+        starts.keep(tmp_path, MeasuredStart(now, "then", "how", "line", pid, at_ready, 2**30))
         told = starts.growth_of_running(tmp_path, 5 * 2**30)
         assert told is not None
         assert abs(told - expected) < 2**26

@@ -15,6 +15,7 @@ import yaml
 from slotwise.launcher import wiring
 from slotwise.launcher.plan import starts
 from slotwise.launcher.plan.fitting import Fit
+from slotwise.launcher.plan.plan import MeasuredStart
 from slotwise.launcher.process import process
 from slotwise.launcher.profile.settings import LaunchedServer
 from slotwise.policies.admission import Growth
@@ -103,7 +104,7 @@ def test_an_engine_that_runs_counts_once(tmp_path: Path) -> None:
     plan = outcome_of(tmp_path, path).planned[0].plan
     directory = tmp_path / "state" / "engines" / "qwen3.8-27b"
     now = _runs(directory)
-    start = starts.Start("l", os.getpid(), "then", 70 * GIB, "how", now, plan.growth_bytes)
+    start = MeasuredStart(70 * GIB, "then", "how", "l", os.getpid(), now, plan.growth_bytes)
     starts.keep(directory, start)
     left = 117.0 - plan.load_bytes / GIB
     running = outcome_of(tmp_path, path, available_gib=left)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from slotwise.launcher.model import model_shape
 from slotwise.launcher.plan import fitting, memory_plan, plan
 from slotwise.launcher.plan.fitting import Fit, LoadHeadroom
-from slotwise.launcher.plan.plan import ContextSize, Loaded, Measured, PlannedEngine
+from slotwise.launcher.plan.plan import ContextSize, Loaded, MeasuredStart, PlannedEngine
 from tests.launcher import big_models as big
 
 GIB, MIB = plan.GIB, plan.MIB
@@ -70,7 +70,9 @@ def test_beside_the_model_come_a_draft_a_projector_and_draft_heads() -> None:
 
 def test_a_measured_start_stands_for_what_was_computed_at_load() -> None:
     computed = plan.make(_engine())
-    measured = Measured(computed.load_bytes + 5 * MIB, "2026-11-29 23:30", "fall of MemAvailable")
+    measured = MeasuredStart(
+        computed.load_bytes + 5 * MIB, "2026-11-29 23:30", "fall of MemAvailable"
+    )
     made = plan.make(_engine(measured=measured))
     assert made.load_bytes == measured.at_load_bytes
     assert made.growth_bytes == computed.growth_bytes  # nothing is counted a second time
@@ -83,9 +85,9 @@ def test_scratch_that_was_not_touched_at_the_measured_start_can_still_come() -> 
     scratch = _sizes(_engine())["compute buffers"]
     for below, untouched in ((MIB, MIB), (10 * GIB, scratch)):
         at_load = computed.load_bytes - below
-        made = plan.make(_engine(measured=Measured(at_load, "now", "size of the process")))
+        made = plan.make(_engine(measured=MeasuredStart(at_load, "now", "size of the process")))
         assert made.growth_bytes - computed.growth_bytes == untouched
-        logged = plan.make(_engine(measured=Measured(at_load, "now", "the engine's log", True)))
+        logged = plan.make(_engine(measured=MeasuredStart(at_load, "now", "the engine's log")))
         assert logged.growth_bytes == computed.growth_bytes
 
 

@@ -13,7 +13,13 @@ import psutil
 import pytest
 
 from slotwise.launcher.process import supervisor
-from slotwise.launcher.process.supervisor import EngineEvents, EngineSpec, LossCause, Supervisor
+from slotwise.launcher.process.supervisor import (
+    Backoff,
+    EngineEvents,
+    EngineSpec,
+    LossCause,
+    Supervisor,
+)
 from tests.launcher import children
 from tests.launcher.heard import Heard
 
@@ -191,3 +197,24 @@ def test_the_reason_of_a_crash_holds_no_word_of_a_client(
     heard = _run(spec, scenario)
     lost = [text for kind, text in heard.events if kind == "lost"]
     assert lost[0] == f"was ended by SIGKILL while it served{told}"
+
+
+def test_a_failure_is_tried_again_later_and_later_up_to_a_cap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # the delays as they are
+    backoff = Backoff()
+    assert [backoff.after(0.0) for _ in range(10)] == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+    assert Backoff(failures=100_000).after(0.0) == supervisor.LONGEST_DELAY_S
+
+
+def test_an_engine_that_was_stable_starts_over_with_a_short_delay() -> None:
+    backoff = Backoff(failures=6)
+    backoff.after(supervisor.STABLE_AFTER_S)
+    assert backoff.failures == 1
+
+
+def test_an_engine_that_dies_soon_after_each_start_waits_longer_each_time() -> None:
+    backoff = Backoff(failures=6)
+    backoff.after(1.0)
+    assert backoff.failures == 7
