@@ -18,9 +18,9 @@ from pathlib import Path
 from slotwise.launcher import wiring
 from slotwise.launcher.plan.fitting import LoadHeadroom
 from slotwise.launcher.plan.starts import Meters, Planned
-from slotwise.launcher.process.attach import Attachment
 from slotwise.launcher.process.supervisor import (
     STARTING,
+    Attachment,
     EngineLoss,
     EngineSpec,
     InUseError,

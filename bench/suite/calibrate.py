@@ -29,7 +29,7 @@ from slotwise.bench.sim.arms import Arm
 from slotwise.bench.sim.cost_model import CostModel, Outside, Prefill
 from slotwise.bench.sim.load import Ask, Workload
 from slotwise.bench.sim.simulation import simulate
-from slotwise.bench.suite.slots import SLOTS
+from slotwise.bench.suite.tables import SLOTS
 from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.rows import Row
 from slotwise.policies.params import from_mapping

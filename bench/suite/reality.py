@@ -30,15 +30,15 @@ from slotwise.bench.sim.cost_model import COSTS, CostModel
 from slotwise.bench.sim.simulation import simulate
 from slotwise.bench.suite import calibrate
 from slotwise.bench.suite.calibrate import Calibrated, Prompts, as_workload, prompts
-from slotwise.bench.suite.mixed import (
+from slotwise.bench.suite.tables import (
     MOST_PROMPT,
     PARK_TOKENS,
+    SLOTS,
     THINK_S,
     THINK_SCALE,
     four_arms,
     shorter,
 )
-from slotwise.bench.suite.slots import SLOTS
 from slotwise.bench.trace import trace
 from slotwise.bench.trace.report import markdown_table
 from slotwise.policies.params import from_mapping

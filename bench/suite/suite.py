@@ -30,7 +30,7 @@ from slotwise.bench.run import client, engines
 from slotwise.bench.run.sender import ReplayError
 from slotwise.bench.run.served import Bench
 from slotwise.bench.sim import simulate
-from slotwise.bench.suite import mixed, reality, slots
+from slotwise.bench.suite import reality, tables
 from slotwise.bench.trace.report import markdown_table
 
 _TRACE, _HEAVIER = "claude_code.blocks", "claude_code_300.blocks"
@@ -96,14 +96,14 @@ class Measurement:
 
 
 SUITE: Mapping[str, Measurement] = {
-    "newsroom": Measurement("66 one-shot calls with a long common preamble", slots.newsroom),
-    "agents": Measurement("two agent sessions at once and one after the other", slots.agents),
-    "titles": Measurement("three conversations with title jobs, no RAM cache", slots.titles),
-    "ram-cache": Measurement("reuse against the size of the RAM cache", slots.ram_cache),
-    "mixed": Measurement("recorded agents and chats mixed, with a RAM cache", mixed.mixed),
-    "mixed-no-ram": Measurement("the same without a RAM cache", mixed.mixed_without),
-    "alone": Measurement("one recorded agent at a time, as many as slots", mixed.alone),
-    "collapse": Measurement("when four slots lose what one slot keeps", mixed.collapse),
+    "newsroom": Measurement("66 one-shot calls with a long common preamble", tables.newsroom),
+    "agents": Measurement("two agent sessions at once and one after the other", tables.agents),
+    "titles": Measurement("three conversations with title jobs, no RAM cache", tables.titles),
+    "ram-cache": Measurement("reuse against the size of the RAM cache", tables.ram_cache),
+    "mixed": Measurement("recorded agents and chats mixed, with a RAM cache", tables.mixed),
+    "mixed-no-ram": Measurement("the same without a RAM cache", tables.mixed_without),
+    "alone": Measurement("one recorded agent at a time, as many as slots", tables.alone),
+    "collapse": Measurement("when four slots lose what one slot keeps", tables.collapse),
     "claude-code": Measurement("Claude Code sessions under load, simulated", claude_code),
     "floor": Measurement("never worse than the engine alone: many workloads", floor_report.measure),
     "simulator": Measurement("the simulator against the engine", reality.reality),

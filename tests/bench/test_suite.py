@@ -13,9 +13,9 @@ from slotwise.bench.run.client import Answer
 from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Ids, Outcome, Script, Sent, Step
 from slotwise.bench.run.served import Bench
-from slotwise.bench.suite import slots, suite
-from slotwise.bench.suite.mixed import shorter
+from slotwise.bench.suite import suite, tables
 from slotwise.bench.suite.suite import Measurement
+from slotwise.bench.suite.tables import shorter
 from slotwise.bench.trace import workload
 from slotwise.launcher.cli import command
 from slotwise.policies.prefix import Tokens, pack
@@ -82,7 +82,7 @@ def test_a_ram_cache_holds_what_its_whole_mebibytes_hold() -> None:
 def test_launch_lines_are_shown_without_folders_and_addresses() -> None:
     program = "python -m slotwise.launcher.process.embedded"
     line = f"{program} -m /tmp/x/tiny.gguf -np 4 --host 127.0.0.1 --port 5 -t 1"
-    shown = slots._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
+    shown = tables._engine_line(["slotwise serve /tmp/b.yaml", line, "python -m helper"])
     assert shown == f"{program} -m tiny.gguf -np 4 -t 1"
 
 

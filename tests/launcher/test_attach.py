@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slotwise.launcher.process.attach import Attachment
-from slotwise.launcher.process.supervisor import LossCause
+from slotwise.launcher.process.supervisor import Attachment, LossCause
 from tests.engine.engines import free_port
 from tests.launcher import children
 from tests.launcher.heard import Heard

@@ -1,18 +1,18 @@
-"""What slots are worth: four shapes of load on the real engine, each beside its bound."""
+"""Loads on the real engine, by everybody who can choose the slot, each beside its bound."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from slotwise.bench.run import replay, served
+from slotwise.bench.run import engines, replay, served
 from slotwise.bench.run.scripts import ScriptOptions, of_calls
 from slotwise.bench.run.sender import Outcome, Script, Step
-from slotwise.bench.run.served import Bench, Played
-from slotwise.bench.trace import workload
+from slotwise.bench.run.served import Bench, Played, ServedArm
+from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.report import markdown_table
 from slotwise.bench.trace.trace import Call
 from slotwise.policies.prefix import Tokens, lcp
@@ -228,3 +228,206 @@ def ram_cache(bench: Bench, quick: bool) -> str:
         "and llama-server's cache is 8.\n\n"
         f"{launches(played[:3])}"
     )
+
+
+TRACES = (
+    *("tau_airline", "sweagent", "miniswe", "opendevin"),
+    *("oasst", "openhands.packed", "cline"),
+)
+SEED = 1
+PARK_TOKENS = 90_000
+MOST_PROMPT = 12_000  # tokens: a session ends before a longer prompt
+MOST_OUTPUT = 32  # tokens of an answer
+TOTAL = 32  # sessions
+MOST_CALLS = 12  # of a session
+_REST_S = 0.3  # longer than a call takes
+THINK_S = 9.0  # median of pauses that were not recorded
+THINK_SCALE = 1 / 30  # the tiny model reads as much faster than a big one
+
+
+def four_arms(bench: Bench, ram_tokens: int) -> list[ServedArm]:
+    """Everybody with the same slots and the same RAM cache."""
+    bare = f"bare -np {SLOTS}"
+    no_snapshots = "--no-cache-idle-slots"
+    arms = [
+        bench.bare(bare, SLOTS, ram_tokens=ram_tokens),
+        bench.bare(f"{bare} {no_snapshots}", SLOTS, no_snapshots, ram_tokens=ram_tokens),
+        bench.session_pin("session-pin", SLOTS, ram_tokens),
+        bench.slotwise("slotwise", SLOTS, ram_tokens=ram_tokens),
+    ]
+    if not ram_tokens:
+        del arms[1]  # nothing is saved anyway
+    return arms
+
+
+def shorter(script: Script, tokens: Mapping[str, Tokens], most: int) -> Script:
+    """Every session up to its first prompt that is too long."""
+
+    def cut(lane: list[Step]) -> list[Step]:
+        long = (n for n, step in enumerate(lane) if len(tokens[step.id]) > most)
+        return lane[: next(long, len(lane))]
+
+    return replace(script, sessions=[kept for lane in script.sessions if (kept := cut(lane))])
+
+
+def table(
+    bench: Bench, script: Script, tokens: dict[str, Tokens], ram_tokens: int, label: str
+) -> tuple[list[dict[str, Any]], list[Played]]:
+    """A row for every arm; both bounds in the order it served."""
+    rows, played = [], []
+    for arm in four_arms(bench, ram_tokens):
+        one = bench.play(arm, script, think_scale=THINK_SCALE)
+        reported = replay.row(one.outcome)
+        order = served.served_rows(one.outcome, tokens)
+        rows.append(
+            {
+                "sessions/slots": label,
+                "arm": arm.name,
+                "reuse": reported["reuse"],
+                "best use": served.best_use(order, SLOTS, ram_tokens),
+                "infinite": served.infinite(order),
+                "session s": reported["session s"],
+                "TTFT s": reported["TTFT s"],
+                "TTFT p95 s": reported["TTFT p95 s"],
+                "wall s": reported["wall s"],
+                "failed": reported["failed"],
+            }
+        )
+        played.append(one)
+    return rows, played
+
+
+def all_traces(bench: Bench, quick: bool, ram_tokens: int) -> str:
+    """All text traces mixed, 8 and 16 sessions on four slots."""
+    calls = [call for name in TRACES for call in trace.read(name)]
+    wanted = ScriptOptions(
+        total=8 if quick else TOTAL,
+        calls=5 if quick else MOST_CALLS,
+        most_output=MOST_OUTPUT,
+        think_s=THINK_S,
+        seed=SEED,
+    )
+    script = of_calls(calls, wanted)
+    tokens = bench.tokens(script)
+    script = shorter(script, tokens, MOST_PROMPT)
+    rows, played = [], []
+    for live in (8, 16):
+        found, of_arms = table(
+            bench, replace(script, live=live), tokens, ram_tokens, f"{live}/{SLOTS}"
+        )
+        rows += found
+        played = of_arms
+    return f"{_about(script, tokens, ram_tokens)}\n\n{markdown_table(rows)}\n\n{launches(played)}"
+
+
+def mixed(bench: Bench, quick: bool) -> str:
+    """With a RAM cache of 90,000 tokens in every arm."""
+    return all_traces(bench, quick, PARK_TOKENS)
+
+
+def mixed_without(bench: Bench, quick: bool) -> str:
+    """Without a RAM cache."""
+    return all_traces(bench, quick, 0)
+
+
+def alone(bench: Bench, quick: bool) -> str:
+    """One trace, as many sessions as slots, with and without a RAM cache."""
+    rows: list[dict[str, Any]] = []
+    played: list[Played] = []
+    about = []
+    for name in ("sweagent", "miniswe"):
+        wanted = ScriptOptions(
+            calls=4 if quick else MOST_CALLS, most_output=MOST_OUTPUT, think_s=THINK_S, seed=SEED
+        )
+        script = of_calls(trace.read(name), replace(wanted, sessions=SLOTS))
+        tokens = bench.tokens(script)
+        script = shorter(script, tokens, MOST_PROMPT)
+        for ram_tokens in (PARK_TOKENS, 0):
+            label = f"{name} {SLOTS}/{SLOTS}, RAM {ram_tokens // 1000}k"
+            found, played = table(bench, script, tokens, ram_tokens, label)
+            rows += found
+        about.append(f"{name}: {_size(script, tokens)}.")
+    about.append(f"The first {MOST_CALLS} calls of each session.")
+    return f"{' '.join(about)} {_PAUSES}\n\n{markdown_table(rows)}\n\n{launches(played)}"
+
+
+_PAUSES = (
+    f"Pauses: recorded ones, else log-normal about {THINK_S:g} s, all divided by "
+    f"{1 / THINK_SCALE:.0f}, as the tiny model reads about that much faster than a big one. "
+    f"Answers of {MOST_OUTPUT} tokens at most, seed {SEED}. `best use`: what these slots and this "
+    "RAM cache could have reused at best, knowing what comes; `infinite`: a cache that never "
+    "forgets; both in the order in which the arm served."
+)
+
+
+def _size(script: Script, tokens: dict[str, Tokens]) -> str:
+    count, prompt = len(script), sum(len(tokens[step.id]) for step in script.steps())
+    return f"{len(script.sessions)} sessions, {count} calls, {prompt:,} prompt tokens"
+
+
+def _about(script: Script, tokens: dict[str, Tokens], ram_tokens: int) -> str:
+    ram = f"a RAM cache of {ram_tokens:,} tokens" if ram_tokens else "no RAM cache"
+    ends = sorted((len(tokens[lane[-1].id]) for lane in script.sessions), reverse=True)
+    sets = ", ".join(f"{live}: {live * sum(ends) // len(ends):,}" for live in (8, 16))
+    return (
+        f"{', '.join(TRACES)}, mixed: {_size(script, tokens)} (the first {MOST_CALLS} calls of "
+        f"{TOTAL} sessions drawn at random; a session ends before a prompt of "
+        f"more than {MOST_PROMPT:,} tokens). Four slots, {ram} in every arm. What so many live "
+        f"sessions come to at their ends, in the mean, in tokens: {sets}. {_PAUSES}"
+    )
+
+
+# ---------------------------------------------------------------- the published collapse
+
+
+def collapse(bench: Bench, quick: bool) -> str:
+    """Under which condition four slots lose a preamble that one slot keeps."""
+    calls = workload.newsroom(12 if quick else 66, head_words=2361, own_words=385)
+    script = of_calls(calls, ScriptOptions(sessions=4, order="file", most_output=16))
+    first = replace(script, sessions=script.sessions[:4])
+    beside = replace(
+        script, sessions=[_with_side_jobs(n, s) for n, s in enumerate(script.sessions)]
+    )
+    rested = replace(script, sessions=[[replace(s, pause_s=_REST_S)] for (s,) in script.sessions])
+    unified = ("--kv-unified",)
+    conditions = [
+        ("as published: 8 GiB of RAM cache", script, 8 * 2**30 // served.KV_BYTES, ()),
+        ("the same, only the first four calls", first, 8 * 2**30 // served.KV_BYTES, ()),
+        ("unified KV, RAM cache of ten prompts, pauses", rested, 70_000, unified),
+        ("unified KV, RAM cache below one prompt", script, 2_000, unified),
+        ("unified KV, RAM cache below one prompt, pauses", rested, 2_000, unified),
+        ("unified KV, no RAM cache, pauses", rested, 0, unified),
+        ("a side job beside every call, no RAM cache", beside, 0, ()),
+    ]
+    rows = []
+    for name, sent, ram, flags in conditions:
+        row: dict[str, Any] = {"condition": name}
+        for slots in (1, 4):
+            arm = bench.bare(f"-np {slots}", slots, *flags, ram_tokens=ram)
+            outcome = bench.play(arm, sent).outcome
+            row[f"-np {slots}"] = served.reuse_of(outcome, lambda step: not step.side)
+        rows.append(row)
+    plain = engines.bare(bench.model, ("-c", str(4 * bench.ctx)), bench.binary)
+    defaults = bench.play(ServedArm("plain defaults", lambda: plain, 4), script).outcome
+    reuse = served.reuse_of(defaults, lambda step: True)
+    rows.append({"condition": "plain defaults (no -np)", "-np 1": None, "-np 4": reuse})
+    return (
+        f"{len(script)} one-shot calls behind one preamble, four clients at once, bare engine; "
+        f"`pauses`: a client rests {_REST_S:g} s before each call. Published for this shape: 0.867 "
+        "with `--parallel 1`, 0.012 (317 of 26,736 tokens, the length of four or five calls) with "
+        f"`--parallel 4`.\n\n{markdown_table(rows)}\n\nA unified KV is what llama-server makes "
+        "where no `-np` is given. At every launch it copies all idle slots to the RAM cache and "
+        "*empties* them; a state larger than the whole cache is not kept, and the slot is emptied "
+        "all the same. And each slot's first call is always cold: of four calls on four slots "
+        "nothing can be reused."
+    )
+
+
+def _with_side_jobs(number: int, session: Sequence[Step]) -> list[Step]:
+    (step,) = session
+    (job,) = of_calls([_side(number)], ScriptOptions(most_output=16)).sessions[0]
+    return [replace(step, beside=(replace(job, side=True),))]
+
+
+def _side(number: int) -> Call:
+    return workload.title_job(f"story {number}", 0, 400)
