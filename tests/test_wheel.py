@@ -19,6 +19,7 @@ import pytest
 
 from tests.support import Process
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("bench", "configs", "launcher", "policies", "proxy")
 LIMIT_S = 300
@@ -64,7 +65,6 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-@pytest.mark.slow
 def test_nothing_of_ours_lies_at_the_top_level_but_slotwise(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
@@ -88,7 +88,6 @@ def test_what_is_no_code_travels_with_it(wheel: Path) -> None:
         assert ours <= names
 
 
-@pytest.mark.slow
 def test_the_commands_come_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     program = "import slotwise.launcher.cli.command as cli; print(cli.__file__)"
     found = run((environment / "python", "-c", program), tmp_path)
@@ -125,7 +124,6 @@ def test_it_simulates_without_what_only_measuring_needs(environment: Path, tmp_p
     assert "llama.cpp" in told
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)")
 def test_the_demo_and_its_page_are_served(environment: Path, tmp_path: Path) -> None:
     arguments = ("--port", "0", "--state-dir", str(tmp_path / "state"))

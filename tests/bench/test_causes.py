@@ -81,6 +81,7 @@ def test_a_violation_ends_the_command_with_status_1(
     assert "slotwise.bench.run.causes: titles, 2 slots, call 0 (req-1): 105 tokens by cause" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("xllamacpp"), reason="no engine (xllamacpp)")
 def test_a_real_engine_and_its_accounts_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert causes.main(["titles", "--slots", "2", "--calls", "12", "--ctx", "8192"]) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slotwise.bench.cost.decide_bench import NAIVE, Situation, Size, measure, naive_lcp
 from slotwise.proxy.core.events import Dispatch, Tick
 
@@ -13,6 +15,7 @@ def test_the_timed_situation_has_all_slots_at_work_and_a_full_queue() -> None:
     assert situation.waiting() == 12
 
 
+@pytest.mark.slow
 def test_a_pass_over_the_whole_queue_costs_less_than_one_naive_comparison() -> None:
     # 64 waiting times 8 slots are 512 pairs; the same on any machine, since it is a ratio.
     cost = {row["case"]: row["naive comparisons"] for row in measure(Size(rounds=21))}

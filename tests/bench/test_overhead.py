@@ -56,6 +56,7 @@ def test_every_event_of_every_stream_is_counted() -> None:
             assert 0 < flow.events < flow.whole
 
 
+@pytest.mark.slow
 def test_a_paced_stream_takes_its_time_and_its_first_token_does_not() -> None:
     with fake() as url:
         meter = iter((3.0, 5.0))

@@ -203,6 +203,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(
     assert printed.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay", "simulate"])
 def test_without_the_extra_the_command_says_what_to_install(name: str) -> None:
     program = (

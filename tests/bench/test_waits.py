@@ -57,6 +57,7 @@ def call(called: Called) -> list[Ask]:
     return single(key, n, output, start, kind=SIDE_JOB if is_side else "chat", stream=n % 2 == 0)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -106,6 +107,7 @@ def test_a_prompt_that_takes_minutes_may_wait_longer(
 # ---------------------------------------------------------------- soak and corners
 
 
+@pytest.mark.slow
 def test_soak_and_corners_keep_every_bound_and_reach_them() -> None:
     rows, clients = waits.measure()
     assert {row["wait"]: row["within"] for row in rows} == {b.name: "yes" for b in bounds(Params())}

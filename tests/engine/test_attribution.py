@@ -80,6 +80,7 @@ def test_the_causes_of_recorded_calls_add_up_and_none_is_the_engines(
 # ---------------------------------------------------------------- seeded faults
 
 
+@pytest.mark.slow
 def test_a_clock_in_the_system_text(start_engine: StartEngine, tiny_gguf: Path) -> None:
     """Open WebUI with a prompt of the kind people write."""
     engine = start_engine("-np", "1", "-c", "16384", *FLAGS)
@@ -99,6 +100,7 @@ def test_a_clock_in_the_system_text(start_engine: StartEngine, tiny_gguf: Path) 
         assert causes["new"] < 50
 
 
+@pytest.mark.slow
 def test_tools_in_another_order(start_engine: StartEngine, tiny_gguf: Path) -> None:
     engine = start_engine("-np", "1", "-c", "16384", *FLAGS)
     with accounted(engine, tiny_gguf) as proxy:
@@ -110,6 +112,7 @@ def test_tools_in_another_order(start_engine: StartEngine, tiny_gguf: Path) -> N
         assert second.causes["changed"] > 500
 
 
+@pytest.mark.slow
 def test_reasoning_left_out_of_an_earlier_answer(
     start_engine: StartEngine, tiny_gguf: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +131,7 @@ def test_reasoning_left_out_of_an_earlier_answer(
         assert set(third.causes) == {"cached", "changed"}
 
 
+@pytest.mark.slow
 def test_reasoning_that_never_comes_back(start_engine: StartEngine, tiny_gguf: Path) -> None:
     """What was generated is known as a number of tokens only: the answer came back otherwise."""
     engine = start_engine("-np", "2", "-c", "16384", *FLAGS)
@@ -143,6 +147,7 @@ def test_reasoning_that_never_comes_back(start_engine: StartEngine, tiny_gguf: P
         assert second.causes["changed"] <= 24
 
 
+@pytest.mark.slow
 def test_a_conversation_sent_to_another_slot_than_its_own(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:
@@ -164,6 +169,7 @@ def test_a_conversation_sent_to_another_slot_than_its_own(
         assert third.record.bound == whole
 
 
+@pytest.mark.slow
 def test_a_slot_taken_by_a_title_job(start_engine: StartEngine, tiny_gguf: Path) -> None:
     engine = start_engine("-np", "1", "-c", "8192", *FLAGS)
     with accounted(engine, tiny_gguf) as proxy:
@@ -215,6 +221,7 @@ def _edited(engine: RunningEngine, model: Path, questions: list[str]) -> dict[st
         return edited.causes
 
 
+@pytest.mark.slow
 def test_another_text_of_the_template(
     start_engine: StartEngine, tiny_gguf: Path, tmp_path: Path
 ) -> None:

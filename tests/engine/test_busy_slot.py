@@ -57,6 +57,7 @@ def test_a_bare_engine_changes_a_running_answer(start_engine: StartEngine) -> No
     assert told != alone, "this engine no longer has the hazard: law 3 may be relaxed"
 
 
+@pytest.mark.slow
 def test_slotwise_never_pins_to_a_busy_slot(start_engine: StartEngine) -> None:
     """Eight clients at once; conversations of different lengths, so that the RAM cache is used."""
     engine = start_engine("-np", "4", "-c", "65536", *PINNABLE, *RAM_CACHE)

@@ -83,6 +83,7 @@ def test_a_billing_line_that_changes_with_every_request_is_named_first(
     assert (cached, changed) == (tokens, "-")
 
 
+@pytest.mark.slow
 def test_levelled_by_the_normaliser_the_billing_line_costs_nothing(
     start_engine: StartEngine, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_clock_in_the_system_text_is_named_first_and_by_session(
     assert one[0] == culprits[1]
 
 
+@pytest.mark.slow
 def test_a_first_turn_that_looked_like_a_side_job_does_not_hide_the_clock(
     start_engine: StartEngine, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +181,7 @@ def test_without_keys_only_a_client_on_this_machine_sees_text(
             assert shows_text(proxy.client.get("/slotwise/requests", headers={"Host": host}))
 
 
+@pytest.mark.slow
 def test_with_keys_only_the_one_named_admin_sees_text(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:

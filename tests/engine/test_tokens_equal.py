@@ -168,6 +168,7 @@ async def _encode(tokenizer: Tokenizer, engine: EngineClient, kind: Kind, raw: b
     return await tokenizer.encode(engine, await prepare(kind, "/", raw, {"main": "main"}))
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused_in_words_or_left_to_the_engine(
     start_engine: StartEngine, tiny_gguf: Path
 ) -> None:

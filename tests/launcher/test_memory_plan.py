@@ -76,6 +76,7 @@ def test_serve_refuses_what_does_not_fit_unless_told_otherwise(tmp_path: Path) -
     assert not (tmp_path / "state" / "engines").exists()
 
 
+@pytest.mark.slow
 def test_told_to_ignore_the_plan_it_starts(tmp_path: Path) -> None:
     meminfo_file(tmp_path, available_gib=60)
     path = profile_file(tmp_path, "qwen3.8-flash-next", binary=str(stub_binary(tmp_path)))

@@ -83,6 +83,7 @@ def test_an_engine_that_is_loading_is_waited_for_and_told_about(tmp_path: Path) 
     assert any(text.startswith("loading the model") for _, text in heard.events)
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_gets_healthy_is_given_up_at_its_limit(tmp_path: Path) -> None:
     async def scenario(_: Supervisor, heard: Heard) -> None:
         await heard.until("ready")

@@ -82,6 +82,7 @@ def test_lanes_and_the_waiting_line_are_shown_as_they_change(browser: Any) -> No
         seen.locator("#requests button").first.wait_for()
 
 
+@pytest.mark.slow
 def test_an_explanation_is_one_click_away_and_the_keyboard_does_it_too(
     browser: Any, stub: StubServer
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from slotwise.proxy.core.events import Dispatch, Failure, RequestFailed, SlotReport
 from slotwise.proxy.engine.slots_poller import StallDetector
 from tests.proxy.shell import CHAT, chat, proxy, queue
@@ -26,6 +28,7 @@ def test_a_request_that_is_not_streamed_ends_when_the_engine_says_nothing(stub: 
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_one_whose_slot_goes_on_may_take_longer_than_that(stub: StubServer) -> None:
     async def run() -> None:
         async with proxy(stub.url, params=queue(engine_silence_s=0.5)) as p:

@@ -252,6 +252,7 @@ def test_a_hang_up_is_settled_once_the_engine_has_read_and_dropped_the_request(
     run(work())
 
 
+@pytest.mark.slow
 def test_an_engine_that_never_ends_its_half_is_not_waited_for_long(
     run: Callable[[Any], Any],
 ) -> None:
