@@ -27,12 +27,7 @@ from slotwise.launcher.process.supervisor import (
     LossCause,
     Supervisor,
 )
-from slotwise.launcher.profile.engine_files import (
-    UsageError,
-    engine_dir,
-    launch_env,
-    launch_line,
-)
+from slotwise.launcher.profile.launch import UsageError, engine_dir, launch_env, launch_line
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import AttachedServer, LaunchedServer
 from slotwise.launcher.roles import residents

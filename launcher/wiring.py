@@ -17,7 +17,7 @@ from slotwise.launcher.model import gguf_header
 from slotwise.launcher.plan import plan
 from slotwise.launcher.plan.plan import Machine
 from slotwise.launcher.plan.starts import Planned
-from slotwise.launcher.profile.engine_files import infill_flags
+from slotwise.launcher.profile.launch import infill_flags
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
 from slotwise.launcher.roles.roles import Role

@@ -35,7 +35,7 @@ from slotwise.launcher.engines import Engines
 from slotwise.launcher.plan import memory_plan
 from slotwise.launcher.plan.fitting import Fit
 from slotwise.launcher.plan.starts import Meters, PlanError, Planned
-from slotwise.launcher.profile.engine_files import UsageError
+from slotwise.launcher.profile.launch import UsageError
 from slotwise.launcher.profile.profile import Profile, ProfileError, SectionCheck, load_all
 from slotwise.policies import params
 from slotwise.proxy.api import cors, http_protocol

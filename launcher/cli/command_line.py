@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from slotwise.launcher.cli import configs, explain, status
-from slotwise.launcher.profile.engine_files import engine_dir, launch_line
+from slotwise.launcher.profile.launch import engine_dir, launch_line
 from slotwise.launcher.profile.profile import Profile, brought
 from slotwise.launcher.profile.settings import AttachedServer
 

@@ -36,7 +36,7 @@ from slotwise.launcher.plan.plan import (
     in_gib,
 )
 from slotwise.launcher.process import process
-from slotwise.launcher.profile.engine_files import engine_dir, launch_line
+from slotwise.launcher.profile.launch import engine_dir, launch_line
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
 

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from slotwise.launcher.profile import argv
+from slotwise.launcher.profile import engine_flags
 
 EXIT_FAULT = 1
 HIGHEST_PORT = 65535
@@ -45,14 +45,14 @@ def main(words: list[str] | None = None) -> NoReturn:
     """Runs the server until a signal ends it; never returns."""
     arguments = sys.argv[1:] if words is None else words
     if {"-h", "--help"} & set(arguments):
-        print(argv.USAGE)
+        print(engine_flags.USAGE)
         sys.exit(0)
     faulthandler.enable()  # a crash in the extension leaves a stack in the log
     for ending in _ENDING_SIGNALS:
         signal.signal(ending, signal.SIG_DFL)
     try:
-        server = _start(argv.parse(arguments, os.environ))
-    except (argv.FlagError, EngineFault) as error:
+        server = _start(engine_flags.parse(arguments, os.environ))
+    except (engine_flags.FlagError, EngineFault) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_FAULT)
     _wait_for_signal()

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from slotwise.launcher.model import gguf_header, models
 from slotwise.launcher.model.gguf_header import Header
 from slotwise.launcher.model.models import located, program
-from slotwise.launcher.profile import argv
+from slotwise.launcher.profile import engine_flags
 from slotwise.launcher.profile.settings import (
     EMBEDDED,
     MIN_WINDOW,
@@ -148,7 +148,7 @@ class ServerChecks:
                 self._find_file(name, section[name])
         env = section.get("env")
         if isinstance(env, dict):
-            told = argv.env_faults([name for name in env if isinstance(name, str)])
+            told = engine_flags.env_faults([name for name in env if isinstance(name, str)])
             self.faults.extend(f"server.{fault}" for fault in told)
         extra_args = section.get("extra_args")
         if isinstance(extra_args, list):
@@ -229,13 +229,13 @@ class ServerChecks:
             self._fault(name, "the path of a GGUF file", given, str(error))
 
     def _extra_args(self, extra_args: Sequence[str], binary: object) -> None:
-        refused = argv.extra_args_faults(extra_args)
+        refused = engine_flags.extra_args_faults(extra_args)
         self.faults.extend(f"server.{fault}" for fault in refused)
         if binary != EMBEDDED or refused:
             return
         try:  # the embedded engine knows fewer flags: found here, not in its log
-            argv.parse(["-m", "model", *extra_args], {})
-        except argv.FlagError as error:
+            engine_flags.parse(["-m", "model", *extra_args], {})
+        except engine_flags.FlagError as error:
             self.faults.append(f"server.extra_args: the embedded engine says: {error}")
 
     def _ctx_size(self, server: LaunchedServer) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from slotwise.launcher.profile.argv import CACHE_TYPES
+from slotwise.launcher.profile.engine_flags import CACHE_TYPES
 
 EMBEDDED = "embedded"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$"

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slotwise.launcher.profile import argv
+from slotwise.launcher.profile import engine_flags
 from slotwise.launcher.profile.profile import load_all
 from slotwise.launcher.profile.settings import LaunchedServer
 from tests.engine import engines
@@ -138,13 +138,13 @@ def test_the_key_may_come_from_the_environment_or_a_file(tmp_path: Path) -> None
     keys = tmp_path / "keys"
     keys.write_text("# mine\nfrom-file\n")
     line = ["-m", "x.gguf", "--api-key-file", str(keys)]
-    settings = argv.parse(line, {"LLAMA_API_KEY": "from-environment"})
+    settings = engine_flags.parse(line, {"LLAMA_API_KEY": "from-environment"})
     assert settings["api_keys"] == ["from-environment", "from-file"]
 
 
 def test_an_explicit_number_of_slots_leaves_the_buffers_separate() -> None:
-    assert "kv_unified" not in argv.parse(["-m", "x.gguf", "-np", "4"], {})
-    assert argv.parse(["-m", "x.gguf"], {})["kv_unified"] is True
+    assert "kv_unified" not in engine_flags.parse(["-m", "x.gguf", "-np", "4"], {})
+    assert engine_flags.parse(["-m", "x.gguf"], {})["kv_unified"] is True
 
 
 def test_an_answer_without_a_limit_of_its_own_gets_the_servers(start_engine: StartEngine) -> None:
@@ -164,9 +164,9 @@ def test_an_answer_is_sampled_as_the_launch_line_says(start_engine: StartEngine)
 def test_the_demo_ends_an_answer_though_its_model_may_repeat_itself() -> None:
     demo = load_all(["demo"], {})[0].server
     assert isinstance(demo, LaunchedServer)
-    assert argv.parse(["-m", "x.gguf", *demo.extra_args], {})["n_predict"] == 512
+    assert engine_flags.parse(["-m", "x.gguf", *demo.extra_args], {})["n_predict"] == 512
 
 
 def test_prompts_are_read_by_as_many_threads_as_texts_are_written() -> None:
-    settings = argv.parse(["-m", "x.gguf", "-t", "1"], {})
+    settings = engine_flags.parse(["-m", "x.gguf", "-t", "1"], {})
     assert settings["cpuparams_batch.n_threads"] == 1

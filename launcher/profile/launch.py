@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from slotwise.launcher.profile.argv import REFUSED_ENV
+from slotwise.launcher.profile.engine_flags import REFUSED_ENV
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import EMBEDDED, LaunchedServer
 

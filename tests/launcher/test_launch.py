@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.launcher.profile import argv, engine_files
+from slotwise.launcher.profile import engine_flags, launch
 from slotwise.launcher.profile.profile import Profile
 from slotwise.launcher.profile.settings import LaunchedServer
 
@@ -27,7 +27,7 @@ def _profile(**server: Any) -> Profile:
 
 def _line(eye: Path | None = None, draft: Path | None = None, **server: Any) -> str:
     profile = replace(_profile(binary="llama-server", **server), mmproj=eye, draft_model=draft)
-    line = engine_files.launch_line(profile, DIRECTORY, 4711)
+    line = launch.launch_line(profile, DIRECTORY, 4711)
     assert line[0] == "llama-server"
     return " ".join(line[1:])
 
@@ -69,7 +69,7 @@ def test_a_ram_cache_without_limit_counts_as_one() -> None:
 
 
 def test_the_embedded_engine_gets_the_same_flags() -> None:
-    line = engine_files.launch_line(_profile(), DIRECTORY, 4711)
+    line = launch.launch_line(_profile(), DIRECTORY, 4711)
     assert line[:4] == [sys.executable, "-P", "-m", "slotwise.launcher.process.embedded"]
     assert " ".join(line[4:]) == _line()
 
@@ -90,12 +90,12 @@ def test_an_argument_that_breaks_the_line_is_refused_in_every_spelling(given: st
     if given.startswith("--"):
         spellings.append("--" + given[2:].replace("-", "_"))
     for spelling in spellings:
-        (fault,) = argv.extra_args_faults(["--no-warmup", spelling])
+        (fault,) = engine_flags.extra_args_faults(["--no-warmup", spelling])
         assert fault.startswith(f"extra_args[1]: '{spelling}' is refused: ")
 
 
 def test_an_argument_that_changes_nothing_here_is_let_through() -> None:
-    assert argv.extra_args_faults(["--no-warmup", "-lv", "4", "--lora", "a.gguf"]) == []
+    assert engine_flags.extra_args_faults(["--no-warmup", "-lv", "4", "--lora", "a.gguf"]) == []
 
 
 def test_the_engine_gets_its_key_by_the_environment_and_no_other_settings() -> None:
@@ -103,7 +103,7 @@ def test_the_engine_gets_its_key_by_the_environment_and_no_other_settings() -> N
         binary="llama-server", model="m", parallel=1, ctx_size=256, env={"MINE": "1"}
     )
     inherited = {"PATH": "/bin", "LLAMA_ARG_N_PARALLEL": "9", "LLAMA_API_KEY": "old"}
-    assert engine_files.launch_env(server, inherited, "new", Path("/s/engine")) == {
+    assert launch.launch_env(server, inherited, "new", Path("/s/engine")) == {
         "PATH": "/bin",
         "MINE": "1",
         "LLAMA_API_KEY": "new",
@@ -117,14 +117,17 @@ def test_the_key_is_not_on_the_command_line() -> None:
 
 def test_llama_cpp_settings_in_the_environment_are_refused() -> None:
     assert (
-        len(argv.env_faults(["LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "CUDA_VISIBLE_DEVICES"])) == 2
+        len(
+            engine_flags.env_faults(["LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "CUDA_VISIBLE_DEVICES"])
+        )
+        == 2
     )
 
 
 def test_what_shapes_the_prompts_of_infill_is_read_off_the_profile() -> None:
     def flags(*extra: str) -> dict[str, Any]:
         server = LaunchedServer(model="m", parallel=1, ctx_size=256, extra_args=list(extra))
-        return engine_files.infill_flags(server)
+        return launch.infill_flags(server)
 
     assert flags("--no-warmup", "-n") == {"n_batch": 512}
     assert flags("-n", "-1", "--spm-infill") == {
@@ -137,7 +140,7 @@ def test_what_shapes_the_prompts_of_infill_is_read_off_the_profile() -> None:
 
 def test_a_line_without_extra_arguments_says_nothing_of_infill_but_the_batch() -> None:
     server = LaunchedServer(model="m", parallel=1, ctx_size=256)
-    assert engine_files.infill_flags(server) == {"n_batch": 512}
+    assert launch.infill_flags(server) == {"n_batch": 512}
 
 
 def test_an_engine_process_does_not_load_what_reads_profiles() -> None:
