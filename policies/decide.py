@@ -139,7 +139,12 @@ def _as_guest(costs: SlotCosts) -> Verdict:
         return _hold(costs)
     seconds, _, index = min([(_guest_s(costs, i), slots[i].id.id_slot, i) for i in idle])
     loss_s = costs.loss_s(index)
-    left_s = _wait_s(costs, index) - costs.waited_s
+    wait_s, longest_s = _wait_s(costs, index), costs.view.params.guest_wait_s
+    soon_s = guest.another_ends_in_s(slots)
+    if wait_s and soon_s < loss_s and costs.waited_s < longest_s:
+        why = f"another guest's slot is free in {soon_s:.1f} s"
+        return Wait(Reason.HELD, why, longest_s - costs.waited_s)
+    left_s = wait_s - costs.waited_s
     if left_s <= 0:
         return _place(costs, index, Rule.GUEST, f"{seconds:.2f} s, {loss_s:.2f} of them others'")
     return Wait(

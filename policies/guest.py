@@ -41,6 +41,11 @@ def is_guest(waiting: WaitingView, slots: Sequence[SlotView], params: Params) ->
     return not any(is_live(s) for s in shares)
 
 
+def another_ends_in_s(slots: Sequence[SlotView]) -> float:
+    """How soon a slot is free that a guest has now, who destroyed what was there already."""
+    return min((s.run_left_s for s in slots if s.guest and not s.idle), default=float("inf"))
+
+
 def wait_before_taking_s(slot: SlotView, own_s: float, loss_s: float, params: Params) -> float:
     """How long a guest waits before it may take this slot, where it starts ``own_s`` later and
     others lose ``loss_s`` by it: not at all where that is less than its own work."""

@@ -69,6 +69,17 @@ def beside_live_conversations() -> list[Step]:
     ]
 
 
+def behind_another_guest() -> list[Step]:
+    """A title job runs, the other slot holds a conversation; a second one comes."""
+    return [
+        *served(0, turn("a", "x", 5000)),
+        *served(1, turn("a2", "x", 5200, 2)),
+        (2, arrived("t1", text(("t1", 200)))),
+        (3, arrived("t2", text(("t2", 200)))),
+        (5, Tick()),
+    ]
+
+
 def back_from_the_ram_cache() -> list[Step]:
     """x lost its slot and is in the RAM cache; it comes back while a long prompt is read."""
     return [

@@ -64,6 +64,7 @@ PARTS: dict[str, tuple[Script, dict[str, Any], tuple[int, ...], Done]] = {
     "a session owns its slot": (does.with_a_changed_head, CALM, TWO, ["b>1/session"]),
     "max_tokens is cut to the room": (does.asking_for_too_much, CALM, ONE, ["a>0/new 96436"]),
     "an edit branches": (does.with_an_edited_history, CALM, TWO, ["b>1/branch"]),
+    "a guest follows another": (does.behind_another_guest, CALM, TWO, ["t1>0/guest"]),
     "tool results come back": (does.tools_after_an_answer, CALM, TWO, ["n>1/affinity"]),
     "a kept slot pays rent": (
         does.two_in_turn_beside_a_chat,

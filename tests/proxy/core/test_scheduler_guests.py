@@ -58,6 +58,30 @@ def test_a_guest_waits_before_it_displaces_a_live_conversation() -> None:
     assert dispatches(tick(s, 9.1)) == [("t", 0, "guest")]
 
 
+def test_a_guest_waits_for_the_slot_of_another_that_ends_soon() -> None:
+    s = scheduler(slots=2)
+    resident(s, "a", 0)
+    seat = resident(s, "b", 0)
+    first = title("t1")
+    s.handle(RequestArrived(replace(first.request, max_tokens=20)), 1)
+    assert dispatches(tick(s, 30)) == [("t1", seat, "guest")]
+    # 13 s would be lost on the other slot, and half of that would be waited for it
+    assert dispatches(s.handle(title("t2"), 30.1)) == []
+    assert dispatches(tick(s, 40)) == []
+    assert dispatches(s.handle(finished("t1"), 43)) == [("t2", seat, "guest")]
+
+
+def test_another_guest_that_runs_long_is_not_expected_to_end_soon() -> None:
+    s = scheduler(slots=2)
+    resident(s, "a", 0)
+    seat = resident(s, "b", 0)
+    s.handle(of(title("t1"), max_tokens=20), 1)
+    assert dispatches(tick(s, 30)) == [("t1", seat, "guest")]
+    s.handle(title("t2"), 30.1)
+    # 0.5 s were expected; what is overdue for longer than the loss may last as long again
+    assert dispatches(tick(s, 50)) == [("t2", 1 - seat, "guest")]
+
+
 def test_a_guest_takes_the_cheapest_slot_after_its_longest_wait() -> None:
     s = scheduler(slots=2, max_wait_s=50)
     resident(s, "a", 0, n=40_000)
