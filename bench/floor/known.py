@@ -38,11 +38,11 @@ _BATCHES = (
 )
 _KEPT = (
     "a slot is kept for the agent that is back within seconds: mean and wall time fall by it, one "
-    "request in twenty waits for longer; keep.enabled: false mends it, and loses under load"
+    "request in twenty waits for longer; keep: false mends it, and loses under load"
 )
 _LINE = (
     "warm contexts go first, for one and a half plain lines at most: mean and wall time fall, and "
-    "one request in twenty waits for longer; order.enabled: false mends most of it, and loses "
+    "one request in twenty waits for longer; order: false mends most of it, and loses "
     "under load"
 )
 _SIDE = "side jobs give way to whoever waits for a first token, for half a plain line"
@@ -61,9 +61,9 @@ NAMED: Mapping[Cell, Named] = {
     Cell("sub_agents", 8, "large", "gb10"): Named(_BATCHES, Pinned(0.000, 1.05, 1.07, 1.10)),
     Cell("agents", 4, "none", "gb10"): Named(_LINE, Pinned(0.548, 0.77, 2.06, 3.26)),
     Cell("mixed", 1, "small", "gb10"): Named(_LINE, Pinned(0.285, 0.70, 1.36, 1.77)),
-    Cell("mixed", 2, "none", "gb10"): Named(_LINE, Pinned(0.102, 0.92, 0.95, 1.00)),
-    Cell("mixed", 2, "small", "gb10"): Named(_LINE, Pinned(0.328, 0.66, 1.01, 1.39)),
-    Cell("mixed", 4, "none", "gb10"): Named(_LINE, Pinned(0.203, 1.06, 1.57, 1.54)),
+    Cell("mixed", 2, "none", "gb10"): Named(_LINE, Pinned(0.180, 0.84, 0.85, 1.07)),
+    Cell("mixed", 2, "small", "gb10"): Named(_LINE, Pinned(0.279, 0.70, 1.01, 1.39)),
+    Cell("mixed", 4, "none", "gb10"): Named(_LINE, Pinned(0.203, 1.03, 1.53, 1.55)),
     Cell("retrieval", 2, "large", "tiny"): Named(_SNAPSHOTS, Pinned(-0.017, 0.95, 0.84, 0.85)),
     Cell("retrieval", 4, "large", "tiny"): Named(_SNAPSHOTS, Pinned(-0.007, 0.91, 0.82, 0.85)),
     Cell("retrieval", 8, "large", "tiny"): Named(_SNAPSHOTS, Pinned(-0.006, 0.92, 0.83, 0.85)),
