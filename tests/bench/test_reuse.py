@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from slotwise.bench.run import engines
-from slotwise.bench.run.compare import CTX_TOKENS, ComparedArm, Comparison, measure
+from slotwise.bench.run.compare import CTX_TOKENS, Comparison, measure
 from slotwise.bench.sim import bounds
 from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.rows import total
@@ -43,10 +43,10 @@ def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() 
             concurrent=False,
             max_tokens=4,
         )
-        arm = ComparedArm(
-            "slotwise", engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS)
-        )
-        slotwise, optimum, infinite = measure(plan, [arm], Console(quiet=True))["rows"]
+        server = engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS)
+        slotwise, optimum, infinite = measure(plan, {"slotwise": server}, Console(quiet=True))[
+            "rows"
+        ]
         assert slotwise["prompt tokens"] == optimum["prompt tokens"]
         assert slotwise["reuse"] <= optimum["reuse"] <= infinite["reuse"]
         below.append(optimum["reuse"] - slotwise["reuse"])
