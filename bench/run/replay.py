@@ -214,8 +214,9 @@ def _script(options: argparse.Namespace, journal: JournalReader | None) -> Scrip
     )
     script = scripts.read(options.trace, wanted, journal)
     if options.max_prompt:
-        script, left_out = sender.fitting(script, options.max_prompt)
-        if left_out:
+        every, script = len(script), sender.fitting(script, options.max_prompt)
+        if len(script) < every:
+            left_out = every - len(script)
             print(f"replay: {left_out} calls left out by --max-prompt", file=sys.stderr)
     if not script.sessions:
         raise ValueError(f"{options.trace}: no calls to send")
