@@ -7,7 +7,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from slotwise.bench.cost.prompt_corpus import code_text
+from slotwise.bench.cost.prompt_corpus import code_text, conversation
+from slotwise.bench.trace.trace import Message
 from slotwise.policies.prefix import EMPTY, Tokens, lcp, pack
 
 CHAT = "/v1/chat/completions"
@@ -250,18 +251,14 @@ def _length(received: bytearray) -> int | None:
     return None
 
 
-CHARS_A_TOKEN = 3.4  # of code, by the tiny model's vocabulary
 SYSTEM_CHARS, USER_CHARS = 300, 260  # of a short prompt: some 200 tokens with the template
-TURN_CHARS = {"assistant": 500, "user": 1200}  # some 500 tokens
-LONG_CHARS = {"assistant": 700, "user": 5000}  # of the turns before
-SOURCE_CHARS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTurn:
     """One request: its messages, and the tokens a real engine would tell."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     prompt_tokens: int
     cached_tokens: int
 
@@ -288,7 +285,7 @@ class Counter:
         self._engine = HTTPConnection(urlsplit(url).netloc, timeout=LIMIT_S)
         self._last = EMPTY
 
-    def turn(self, messages: list[dict[str, str]]) -> PromptTurn:
+    def turn(self, messages: Sequence[Message]) -> PromptTurn:
         """The turn of these messages; what it shares with the one before is cached."""
         prompt = self._ask("/apply-template", {"messages": messages})["prompt"]
         asked = {"content": prompt, "add_special": True, "parse_special": True}
@@ -306,39 +303,22 @@ class Counter:
             self._engine.close()  # engines close idle connections without notice
 
 
-class Text:
-    """Code, one piece after the other, so that no piece comes twice."""
-
-    def __init__(self) -> None:
-        self._text = code_text()[:SOURCE_CHARS]
-        self.taken = 0  # characters
-
-    def some(self, chars: int) -> str:
-        """The next piece."""
-        begin = self.taken % (len(self._text) - chars)
-        self.taken += chars
-        return self._text[begin : begin + chars]
-
-
 def short_turns(engine_url: str, count: int) -> list[PromptTurn]:
     """New conversations of about 200 tokens with one system text."""
-    text, counter = Text(), Counter(engine_url)
-    system = _message("system", text.some(SYSTEM_CHARS))
-    return [counter.turn([system, _message("user", text.some(USER_CHARS))]) for _ in range(count)]
+    text, counter = code_text(), Counter(engine_url)
+    system: Message = {"role": "system", "content": text[:SYSTEM_CHARS]}
+    most = len(text) - USER_CHARS
+    begins = ((SYSTEM_CHARS + n * USER_CHARS) % most for n in range(count))
+    said = (text[begin : begin + USER_CHARS] for begin in begins)
+    return [counter.turn([system, {"role": "user", "content": one}]) for one in said]
 
 
 def long_turns(engine_url: str, first_tokens: int, count: int) -> list[PromptTurn]:
     """A conversation that has about ``first_tokens`` and adds some 500 a turn."""
-    text, counter = Text(), Counter(engine_url)
-    messages = [_message("system", text.some(6000)), _message("user", text.some(900))]
-    while text.taken < first_tokens * CHARS_A_TOKEN:
-        messages += [_message(role, text.some(chars)) for role, chars in LONG_CHARS.items()]
+    counter = Counter(engine_url)
+    messages, next_turn = conversation(first_tokens)
     turns = []
     for _ in range(count):
         turns.append(counter.turn(messages))
-        messages += [_message(role, text.some(chars)) for role, chars in TURN_CHARS.items()]
+        messages += next_turn()
     return turns
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

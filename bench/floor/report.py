@@ -8,7 +8,7 @@ from typing import Any
 from slotwise.bench.floor import engine, table
 from slotwise.bench.floor.known import NAMED
 from slotwise.bench.floor.shapes import workload
-from slotwise.bench.floor.table import BARE, RULE, UNFELT_S, Cell, CellFigures, CellResult
+from slotwise.bench.floor.table import BARE, RULE, UNFELT_S, Cell, CellResult
 from slotwise.bench.run.served import Bench
 from slotwise.bench.sim import arms
 from slotwise.bench.sim.arms import SLOTWISE
@@ -81,15 +81,12 @@ def _on_engine(bench: Bench, quick: bool) -> list[dict[str, Any]]:
             bare = engine.measure(shape, 1, place, BARE)
             own = engine.measure(shape, 1, place, SLOTWISE)
             own = engine.less_proxy(own, workload(shape, 1, engine.PACE_S))
-            result = CellResult(Cell(shape, place.slots, str(place), ""), _runs(bare, own))
+            runs = {BARE: [bare], SLOTWISE: [own]}
+            result = CellResult(Cell(shape, place.slots, str(place), ""), runs)
             row = table.rows([result], lambda one: ", ".join(one.breaches()) or "holds")[0]
             del row["of seeds"]
             rows.append(row)
     return rows
-
-
-def _runs(bare: CellFigures, own: CellFigures) -> dict[str, Sequence[CellFigures]]:
-    return {BARE: [bare], SLOTWISE: [own]}
 
 
 def ablate(_bench: Bench, quick: bool) -> str:
@@ -121,17 +118,21 @@ def _switch(name: str, results: Sequence[CellResult]) -> dict[str, Any]:
     other = [one.mean(name) for one in results]
     ttft = [table.ratio(a.ttft, b.ttft) for a, b in zip(own, other, strict=True)]
     reuse = [b.reuse - a.reuse for a, b in zip(own, other, strict=True)]
-    mends = [bool(one.breaches() and not one.breaches(name)) for one in results]
-    breaks = [bool(not one.breaches() and one.breaches(name)) for one in results]
+    crossing = [bool(one.breaches()) for one in results if _crosses(one, name)]
     return {
         "switch": name.removeprefix(SLOTWISE),
         "TTFT": f"x{sum(ttft) / len(ttft):.3f}",
         "reuse": f"{sum(reuse) / len(reuse):+.4f}",
         "worst cell": f"x{max(ttft):.2f}",
         "best cell": f"x{min(ttft):.2f}",
-        "cells it breaks": sum(breaks),
-        "cells it mends": sum(mends),
+        "cells it breaks": crossing.count(False),
+        "cells it mends": crossing.count(True),
     }
+
+
+def _crosses(one: CellResult, name: str) -> bool:
+    """Whether the cell holds with the switch where it does not without, or the other way."""
+    return bool(one.breaches(name)) != bool(one.breaches())
 
 
 def crossings(names: Sequence[str], results: Sequence[CellResult]) -> list[dict[str, Any]]:
@@ -139,9 +140,7 @@ def crossings(names: Sequence[str], results: Sequence[CellResult]) -> list[dict[
     rows = []
     for one in results:
         outside = one.breaches()
-        crossing = [
-            n.removeprefix(SLOTWISE) for n in names if bool(one.breaches(n)) != bool(outside)
-        ]
+        crossing = [name.removeprefix(SLOTWISE) for name in names if _crosses(one, name)]
         if outside or crossing:
             rows.append(
                 {

@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import NamedTuple, Self
 
 from rich.console import Console
@@ -164,14 +163,11 @@ def steady(case: Candidate) -> Found:
     """In the mean over copies with moved pauses."""
     made = lanes(case)
     copies = [both(case, moved(made, seed)) for seed in range(COPIES)]
-    bare, own = (_mean([getattr(one, arm) for one in copies]) for arm in ("bare", "own"))
-    return replace(copies[0], bare=bare, own=own)
-
-
-def _mean(done: Sequence[CellFigures]) -> CellFigures:
-    return CellFigures(
-        *(fmean(getattr(one, field.name) for one in done) for field in fields(CellFigures))
+    bare, own = (
+        CellFigures.mean([c.bare for c in copies]),
+        CellFigures.mean([c.own for c in copies]),
     )
+    return replace(copies[0], bare=bare, own=own)
 
 
 def shrunk(found: Found, until: float) -> Found:

@@ -71,6 +71,11 @@ class CellFigures:
             wall=wall_s,
         )
 
+    @classmethod
+    def mean(cls, runs: Sequence[CellFigures]) -> Self:
+        """Of each figure its mean over runs."""
+        return cls(*(fmean(getattr(one, f.name) for one in runs) for f in fields(cls)))
+
 
 def figures(run: Run) -> CellFigures:
     """What clients saw. Who gave up before a token came has waited for at least so long."""
@@ -253,10 +258,7 @@ class CellResult:
     runs: Runs
 
     def mean(self, arm: str) -> CellFigures:
-        of_arm = self.runs[arm]
-        return CellFigures(
-            *(fmean(getattr(one, f.name) for one in of_arm) for f in fields(CellFigures))
-        )
+        return CellFigures.mean(self.runs[arm])
 
     def breaches(self, arm: str = SLOTWISE) -> list[str]:
         """What is outside the rule, in words."""

@@ -15,9 +15,9 @@ import asyncio
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -27,11 +27,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from slotwise.bench.run import client, engines
+from slotwise.bench.run.client import Answer
 from slotwise.bench.run.engines import Model, Server
 from slotwise.bench.sim import bounds
 from slotwise.bench.trace import workload
 from slotwise.bench.trace.report import count, markdown_table, parser_of, percentile
-from slotwise.bench.trace.rows import rows_of, total
+from slotwise.bench.trace.rows import Row, rows_of, total
 from slotwise.bench.trace.trace import Call
 from slotwise.bench.trace.workload import Moment
 
@@ -39,15 +40,11 @@ CTX_TOKENS = 32768  # a slot's window
 CACHE_RAM_MIB = 8192  # llama-server's own default
 MAX_TOKENS = 32
 SLOTWISE = "slotwise"
+Servers = Mapping[str, AbstractContextManager[Server]]
+"""By the name of an arm what starts its server."""
+Noted = Callable[[httpx.AsyncClient, Server, list[Answer]], Awaitable[None]]
+"""Called after each moment with its answers."""
 _BEST_USE, _INFINITE = "bound: best use of", "bound: infinite cache"
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedArm:
-    """One way to serve the calls; ``start`` makes its server."""
-
-    name: str
-    start: AbstractContextManager[Server]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +76,53 @@ class Comparison:
         return list(lanes.values())
 
 
-def arms(
-    model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS
-) -> Iterator[ComparedArm]:
+@dataclass(slots=True)
+class Result:
+    """What one arm did; its answers in the order of the calls."""
+
+    name: str
+    launch_lines: list[str] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(answer.prompt_tokens for answer in self.answers)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(answer.cached_tokens for answer in self.answers)
+
+    def reuse(self) -> float:
+        """Cached over all prompt tokens, as the engine reports them."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
+
+def arms(model: Model, slots: int, binary: str | None, ctx: int = CTX_TOKENS) -> Servers:
     """Bare engine as it comes, with explicit slots, without RAM cache; slotwise without and with.
 
     A bare engine started without ``-np`` makes four slots over one unified KV.
     """
     context = ("-c", str(slots * ctx))
     explicit = (*context, "-np", str(slots))
-    yield ComparedArm("bare, plain defaults", engines.bare(model, context, binary))
-    yield ComparedArm(f"bare -np {slots}", engines.bare(model, explicit, binary))
     without = (*explicit, "--cache-ram", "0")
-    yield ComparedArm(f"bare -np {slots} --cache-ram 0", engines.bare(model, without, binary))
-    yield ComparedArm(SLOTWISE, engines.slotwise(model, slots, slots * ctx, 0, binary))
-    yield ComparedArm(
-        f"slotwise, RAM cache {CACHE_RAM_MIB} MiB",
-        engines.slotwise(model, slots, slots * ctx, CACHE_RAM_MIB, binary),
-    )
+    with_cache = engines.slotwise(model, slots, slots * ctx, CACHE_RAM_MIB, binary)
+    return {
+        "bare, plain defaults": engines.bare(model, context, binary),
+        f"bare -np {slots}": engines.bare(model, explicit, binary),
+        f"bare -np {slots} --cache-ram 0": engines.bare(model, without, binary),
+        SLOTWISE: engines.slotwise(model, slots, slots * ctx, 0, binary),
+        f"slotwise, RAM cache {CACHE_RAM_MIB} MiB": with_cache,
+    }
 
 
 async def send_all(
-    server: Server, plan: Comparison, progress: Progress, title: str
-) -> tuple[list[client.Answer], float]:
-    """All answers in the order of the calls, and the wall time in seconds."""
+    server: Server, plan: Comparison, progress: Progress, result: Result, noted: Noted | None
+) -> None:
+    """Send every call and add its answer to the result."""
     calls, lanes = plan.calls, plan.lanes()
-    task = progress.add_task(title, total=len(calls))
-    answers: dict[int, client.Answer] = {}
+    task = progress.add_task(result.name, total=len(calls))
+    answers: dict[int, Answer] = {}
 
     async def one(connection: httpx.AsyncClient, number: int) -> None:
         request = client.body(calls[number], plan.max_tokens)
@@ -116,27 +133,54 @@ async def send_all(
         while lanes:
             for moment in lanes.pop(0):
                 await client.together([one(connection, number) for number in moment])
+                if noted is not None:
+                    await noted(connection, server, [answers[number] for number in moment])
 
     begun = time.perf_counter()
     async with client.connection() as connection:
         workers = plan.live if plan.concurrent else 1
         await client.together([worker(connection) for _ in range(workers)])
-    wall_s = time.perf_counter() - begun
+    result.wall_s = time.perf_counter() - begun
+    result.answers = [answers[number] for number in range(len(calls))]
     progress.remove_task(task)
-    return [answers[number] for number in range(len(calls))], wall_s
 
 
-def figures(name: str, answers: Sequence[client.Answer], wall_s: float) -> dict[str, Any]:
+async def token_rows(server: Server, plan: Comparison, progress: Progress) -> list[Row]:
+    """The calls in the tokens of the engine's own template and tokenizer."""
+    task = progress.add_task("tokens for the bounds", total=len(plan.calls))
+    prompts = []
+    async with client.connection() as connection:
+        for call in plan.calls:
+            prompts.append(await client.tokens(connection, server.url, call))
+            progress.advance(task)
+    progress.remove_task(task)
+    return rows_of(prompts, [call.session for call in plan.calls])
+
+
+def run_all(
+    plan: Comparison, servers: Servers, console: Console, noted: Noted | None = None
+) -> tuple[list[Result], list[Row]]:
+    """Run every arm; what each did, and the calls in tokens."""
+    results: list[Result] = []
+    rows: list[Row] = []
+    with Progress(console=console, transient=True) as progress:
+        for name, start in servers.items():
+            with start as server:
+                results.append(Result(name, server.launch_lines))
+                asyncio.run(send_all(server, plan, progress, results[-1], noted))
+                rows = rows or asyncio.run(token_rows(server, plan, progress))
+    return results, rows
+
+
+def figures(result: Result) -> dict[str, Any]:
     """One row of the table."""
-    prompt = sum(answer.prompt_tokens for answer in answers)
-    cached = sum(answer.cached_tokens for answer in answers)
-    ttft_ms = [answer.ttft_s * 1000 for answer in answers]
+    ttft_ms = [answer.ttft_s * 1000 for answer in result.answers]
     return {
-        "arm": name,
-        "prompt tokens": prompt,
-        "cached": cached,
-        "reuse": cached / max(prompt, 1),
-        "wall s": round(wall_s, 1),
+        "arm": result.name,
+        "prompt tokens": result.prompt_tokens,
+        "cached": result.cached_tokens,
+        "reuse": result.reuse(),
+        "wall s": round(result.wall_s, 1),
         "TTFT p50 ms": _whole(percentile(ttft_ms, 50)),
         "TTFT p95 ms": _whole(percentile(ttft_ms, 95)),
     }
@@ -146,23 +190,12 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-async def bound_rows(server: Server, plan: Comparison, progress: Progress) -> list[dict[str, Any]]:
-    """Both bounds, on the tokens of the engine's own template and tokenizer.
-
-    They hold for the drawn order; calls that run together may be served in another.
-    """
-    calls = plan.calls
-    task = progress.add_task("tokens for the bounds", total=len(calls))
-    prompts = []
-    async with client.connection() as connection:
-        for call in calls:
-            prompts.append(await client.tokens(connection, server.url, call))
-            progress.advance(task)
-    progress.remove_task(task)
-    rows = rows_of(prompts, [call.session for call in calls])
+def bound_rows(rows: Sequence[Row], slots: int) -> list[dict[str, Any]]:
+    """Both bounds. They hold for the drawn order; calls that run together may be served in
+    another."""
     prompt = total(rows)
     found = {
-        f"{_BEST_USE} {plan.slots} slots": bounds.slots(rows, plan.slots),
+        f"{_BEST_USE} {slots} slots": bounds.slots(rows, slots),
         _INFINITE: bounds.infinite(rows),
     }
     blank = {"wall s": None, "TTFT p50 ms": None, "TTFT p95 ms": None}
@@ -173,20 +206,11 @@ async def bound_rows(server: Server, plan: Comparison, progress: Progress) -> li
     ]
 
 
-def measure(plan: Comparison, chosen: Sequence[ComparedArm], console: Console) -> dict[str, Any]:
+def measure(plan: Comparison, servers: Servers, console: Console) -> dict[str, Any]:
     """Run every arm; the table's rows and each arm's launch lines."""
-    rows: list[dict[str, Any]] = []
-    bound: list[dict[str, Any]] = []
-    launch: dict[str, list[str]] = {}
-    with Progress(console=console, transient=True) as progress:
-        for arm in chosen:
-            with arm.start as server:
-                answers, wall_s = asyncio.run(send_all(server, plan, progress, arm.name))
-                launch[arm.name] = server.launch_lines
-                if not bound:
-                    bound = asyncio.run(bound_rows(server, plan, progress))
-            rows.append(figures(arm.name, answers, wall_s))
-    return {"rows": [*rows, *bound], "launch": launch}
+    results, tokens = run_all(plan, servers, console)
+    rows = [*map(figures, results), *bound_rows(tokens, plan.slots)]
+    return {"rows": rows, "launch": {one.name: one.launch_lines for one in results}}
 
 
 def below_optimum(result: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -208,7 +232,7 @@ def orders(options: argparse.Namespace, first: dict[str, Any], console: Console)
     found = [below_optimum(first, options.seed)]
     for seed in range(options.seed + 1, options.seed + options.seeds):
         plan, every = _wanted(options, seed)
-        alone = [arm for arm in every if arm.name == SLOTWISE]
+        alone = {SLOTWISE: every[SLOTWISE]}
         found.append(below_optimum(measure(plan, alone, console), seed))
     means = {name: fmean(row[name] for row in found) for name in found[0]}
     return [*found, means | {"seed": "mean"}]
@@ -220,7 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         plan, every = _wanted(options, options.seed)
-        chosen = [a for a in every if not options.arm or any(n in a.name for n in options.arm)]
+        wanted = options.arm or [""]
+        chosen = {name: arm for name, arm in every.items() if any(n in name for n in wanted)}
         result = measure(plan, chosen, console)
         if options.seeds > 1:
             result["orders"] = orders(options, result, console)
@@ -237,12 +262,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _wanted(options: argparse.Namespace, seed: int) -> tuple[Comparison, list[ComparedArm]]:
+def _wanted(options: argparse.Namespace, seed: int) -> tuple[Comparison, Servers]:
     """The calls in the order of this seed, and every arm."""
     model = engines.gemma_model() if options.model == "gemma" else engines.tiny_model()
     moments = workload.moments(options.trace, options.live, seed)[: options.calls]
     plan = Comparison(moments, options.live, options.slots, options.concurrent, options.max_tokens)
-    return plan, list(arms(model, options.slots, options.binary, options.ctx))
+    return plan, arms(model, options.slots, options.binary, options.ctx)
 
 
 def _show(result: dict[str, Any], options: argparse.Namespace) -> None:

@@ -9,27 +9,22 @@ arm has an engine of its own and gets the same calls at the same moments.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from slotwise.bench.run import client, engines
 from slotwise.bench.run.client import Answer
+from slotwise.bench.run.compare import Comparison, Result, Servers, run_all
 from slotwise.bench.run.engines import Model, Server
 from slotwise.bench.sim import bounds
 from slotwise.bench.trace import workload
 from slotwise.bench.trace.report import parser_of, percentile
-from slotwise.bench.trace.rows import rows_of, total
+from slotwise.bench.trace.rows import total
 from slotwise.bench.trace.trace import Call, Message
 from slotwise.bench.trace.workload import Moment
 
@@ -119,22 +114,7 @@ COLUMNS = 100
 STYLES = ("", "cyan")  # of the arms, by turns
 
 
-@dataclass(slots=True)
-class Result:
-    """What one arm did."""
-
-    name: str
-    launch_lines: list[str] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    wall_s: float = 0.0
-
-    def reuse(self) -> float:
-        """Cached over all prompt tokens, as the engine reports them."""
-        prompt = sum(answer.prompt_tokens for answer in self.answers)
-        return sum(answer.cached_tokens for answer in self.answers) / max(prompt, 1)
-
-
-def arms(model: Model, binary: str | None) -> dict[str, AbstractContextManager[Server]]:
+def arms(model: Model, binary: str | None) -> Servers:
     """The three servers, by the name of their arm."""
     flags = ("-c", str(SLOTS * CTX_TOKENS), "-np", str(SLOTS))
     return {
@@ -144,72 +124,37 @@ def arms(model: Model, binary: str | None) -> dict[str, AbstractContextManager[S
     }
 
 
-async def send(
-    server: Server, moments: Sequence[Moment], result: Result, progress: Progress
-) -> None:
-    """Send the calls of each moment at once; note which slot each took."""
-    task = progress.add_task(result.name, total=sum(map(len, moments)))
-    begun = time.perf_counter()
-    async with client.connection() as connection:
-        before = {} if server.pinned else await client.slots_used(connection, server.url)
-        for moment in moments:
-            answers: list[Answer | None] = [None] * len(moment)
+class SlotNames:
+    """The slot of each answer. A bare engine does not report it: it is the slot whose content
+    changed and that holds about as many tokens."""
 
-            async def one(number: int, call: Call, into: list[Answer | None]) -> None:
-                request = client.body(call, ANSWER_TOKENS)
-                into[number] = await client.chat(connection, server.url, request)
-                progress.advance(task)
+    def __init__(self) -> None:
+        self._used: dict[str, dict[int, tuple[int, int]]] = {}  # by the engine's address
 
-            await client.together([one(n, call, answers) for n, call in enumerate(moment)])
-            reported = [answer for answer in answers if answer]
-            if not server.pinned:
-                before = await _name_slots(connection, server, reported, before)
-            result.answers += reported
-    result.wall_s = time.perf_counter() - begun
-    progress.remove_task(task)
-
-
-async def _name_slots(
-    connection: httpx.AsyncClient,
-    server: Server,
-    answers: list[Answer],
-    before: dict[int, tuple[int, int]],
-) -> dict[int, tuple[int, int]]:
-    """A bare engine does not say which slot it chose: tell it by what the slots hold now."""
-    after = await client.slots_used(connection, server.url)
-    worked = {slot: held for slot, held in after.items() if held != before.get(slot)}
-    for answer in sorted(answers, key=lambda a: -a.prompt_tokens):
-        expected = answer.prompt_tokens + answer.completion_tokens
-        nearest = min(worked, key=lambda s: abs(worked[s][1] - expected), default=None)
-        if nearest is not None:
-            answer.slot = str(nearest)
-            del worked[nearest]
-    return after
-
-
-async def prompts(server: Server, calls: Sequence[Call]) -> list[Any]:
-    """Every call's tokens, by the engine itself."""
-    async with client.connection() as connection:
-        return [await client.tokens(connection, server.url, call) for call in calls]
+    async def note(
+        self, connection: httpx.AsyncClient, server: Server, answers: list[Answer]
+    ) -> None:
+        """Name the slots of the answers to one moment."""
+        if server.pinned:
+            return
+        before, used = (
+            self._used.get(server.url, {}),
+            await client.slots_used(connection, server.url),
+        )
+        self._used[server.url] = used
+        worked = {slot: held for slot, held in used.items() if held != before.get(slot)}
+        for answer in sorted(answers, key=lambda a: -a.prompt_tokens):
+            expected = answer.prompt_tokens + answer.completion_tokens
+            nearest = min(worked, key=lambda s: abs(worked[s][1] - expected), default=None)
+            if nearest is not None:
+                answer.slot = str(nearest)
+                del worked[nearest]
 
 
 def run(model: Model, binary: str | None, console: Console) -> tuple[list[Result], float, float]:
     """All arms, then both bounds as ratios: best use of the slots, infinite cache."""
-    asked = moments()
-    calls = [call for moment in asked for call in moment]
-    results = []
-    rows = None
-    with Progress(console=console, transient=True) as progress:
-        for name, start in arms(model, binary).items():
-            result = Result(name)
-            with start as server:
-                asyncio.run(send(server, asked, result, progress))
-                if rows is None:
-                    tokens = asyncio.run(prompts(server, calls))
-                    rows = rows_of(tokens, [call.session for call in calls])
-                result.launch_lines = server.launch_lines
-            results.append(result)
-    assert rows is not None
+    plan = Comparison(moments(), 1, SLOTS, concurrent=False, max_tokens=ANSWER_TOKENS)
+    results, rows = run_all(plan, arms(model, binary), console, SlotNames().note)
     whole = max(total(rows), 1)
     return results, bounds.slots(rows, SLOTS) / whole, bounds.infinite(rows) / whole
 
@@ -252,8 +197,8 @@ def summary_table(results: Sequence[Result], optimum: float, infinite: float) ->
             ttft["turn" in label].append(answer.ttft_s * 1000)
         table.add_row(
             result.name,
-            f"{sum(a.prompt_tokens for a in result.answers):,}",
-            f"{sum(a.cached_tokens for a in result.answers):,}",
+            f"{result.prompt_tokens:,}",
+            f"{result.cached_tokens:,}",
             f"{result.reuse():.3f}",
             f"{result.wall_s:.1f}",
             *(f"{percentile(ttft[kind], 50) or 0:,.0f}" for kind in (True, False)),

@@ -29,7 +29,7 @@ from slotwise.bench.run import client, scripts, sender
 from slotwise.bench.run.scripts import ORDERS, JournalReader, ScriptOptions
 from slotwise.bench.run.sender import Chat, How, Outcome, ReplayError, Script, Sent
 from slotwise.bench.trace import blocks
-from slotwise.bench.trace.report import cell, count, parser_of, percentile, seconds, url
+from slotwise.bench.trace.report import cell, count, percentile, seconds, url
 from slotwise.policies.prefix import Tokens
 
 
@@ -71,14 +71,14 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "prompt tokens": sum(answer.prompt_tokens for answer in answers),
         "reuse": reuse(outcome),
         "TTFT s": _mean(turns),
-        "TTFT p50 s": _at(turns, 50),
-        "TTFT p95 s": _at(turns, 95),
+        "TTFT p50 s": percentile(turns, 50),
+        "TTFT p95 s": percentile(turns, 95),
         "side TTFT s": _mean(side),
         "TPOT ms": _milli(_mean([tpot for sent in answered if (tpot := _tpot_s(sent))])),
-        "E2E p50 s": _at([sent.ended_s - sent.targeted_s for sent in answered], 50),
-        "E2E p95 s": _at([sent.ended_s - sent.targeted_s for sent in answered], 95),
+        "E2E p50 s": percentile([sent.ended_s - sent.targeted_s for sent in answered], 50),
+        "E2E p95 s": percentile([sent.ended_s - sent.targeted_s for sent in answered], 95),
         "session s": _mean(whole),
-        "late p95 ms": _milli(_at([s.started_s - s.targeted_s for s in answered], 95)),
+        "late p95 ms": _milli(percentile([s.started_s - s.targeted_s for s in answered], 95)),
         "wall s": outcome.wall_s,
     }
 
@@ -139,10 +139,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _at(values: Sequence[float], percent: float) -> float | None:
-    return percentile(values, percent)
-
-
 def _milli(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 2)
 
@@ -155,7 +151,33 @@ def add_parser(commands: Any) -> None:
     """Add the command to ``add_subparsers()`` of a command line."""
     parser = commands.add_parser("replay", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    _arguments(parser)
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="a file, a name in SLOTWISE_TRACES, titles or newsroom")
+    add("--url", type=url, default=DEFAULT_URL, help="where the server listens (%(default)s)")
+    add("--key", help=f"API key, where the server wants one (else from {KEY_VARIABLE})")
+    add("--model", help="name of the model, where the server wants one")
+    add("--sessions", type=count, default=4, help="live at a time (%(default)s)")
+    orders = "; ".join(f"{name}: {what}" for name, what in ORDERS.items())
+    add("--order", choices=ORDERS, default="shuffled", help=f"{orders} (%(default)s)")
+    add("--seed", type=int, default=1, help="of order, pauses and guests (%(default)s)")
+    add("--total", type=count, help="so many sessions in all (every recorded one)")
+    add("--calls", type=count, default=40, help="of a session, the first so many (%(default)s)")
+    add("--requests", type=count, default=1000, help="at recorded times, the first so many")
+    add("--think", type=seconds, default=0.0, help="median of pauses not recorded, s (0)")
+    add("--think-scale", type=seconds, default=1.0, help="all pauses times this (1)")
+    add("--max-think", type=seconds, default=600.0, help="longest pause before it, s (600)")
+    add("--spread", type=seconds, default=0.0, help="block traces: sessions start within, s (0)")
+    add("--stretch", type=seconds, default=1.0, help="block traces: prompts times this (1)")
+    add("--max-prompt", type=count, help="a session ends before a longer prompt (block traces)")
+    add("--max-output", type=count, default=64, help="tokens of an answer (%(default)s)")
+    add("--ignore-eos", action="store_true", help="answers as long as asked for (llama.cpp)")
+    add("--session-header", metavar="NAME", help="send the session's name in this header")
+    add("--pin", type=count, default=0, metavar="N", help="pin sessions to N slots (llama.cpp)")
+    add("--call-limit", type=seconds, default=600.0, help="longest call, s (%(default)g)")
+    add("--limit", type=seconds, default=3600.0, help="longest replay, s (%(default)g)")
+    add("--max-failures", type=count, default=10, help="then it is given up (%(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write every call to FILE")
+    add("--write", type=Path, metavar="FILE", help="write the calls as a block trace, no text")
 
 
 def run(options: argparse.Namespace, journal: JournalReader | None = None) -> int:
@@ -192,8 +214,9 @@ def _script(options: argparse.Namespace, journal: JournalReader | None) -> Scrip
     )
     script = scripts.read(options.trace, wanted, journal)
     if options.max_prompt:
-        script, left_out = sender.fitting(script, options.max_prompt)
-        if left_out:
+        every, script = len(script), sender.fitting(script, options.max_prompt)
+        if len(script) < every:
+            left_out = every - len(script)
             print(f"replay: {left_out} calls left out by --max-prompt", file=sys.stderr)
     if not script.sessions:
         raise ValueError(f"{options.trace}: no calls to send")
@@ -273,44 +296,3 @@ async def _tokens(
     if isinstance(prompt, Chat):
         return await client.tokens(connection, url, prompt.call)
     return prompt.tokens
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("trace", metavar="TRACE", help="a file, a name in SLOTWISE_TRACES, titles or newsroom")
-    add("--url", type=url, default=DEFAULT_URL, help="where the server listens (%(default)s)")
-    add("--key", help=f"API key, where the server wants one (else from {KEY_VARIABLE})")
-    add("--model", help="name of the model, where the server wants one")
-    add("--sessions", type=count, default=4, help="live at a time (%(default)s)")
-    orders = "; ".join(f"{name}: {what}" for name, what in ORDERS.items())
-    add("--order", choices=ORDERS, default="shuffled", help=f"{orders} (%(default)s)")
-    add("--seed", type=int, default=1, help="of order, pauses and guests (%(default)s)")
-    add("--total", type=count, help="so many sessions in all (every recorded one)")
-    add("--calls", type=count, default=40, help="of a session, the first so many (%(default)s)")
-    add("--requests", type=count, default=1000, help="at recorded times, the first so many")
-    add("--think", type=seconds, default=0.0, help="median of pauses not recorded, s (0)")
-    add("--think-scale", type=seconds, default=1.0, help="all pauses times this (1)")
-    add("--max-think", type=seconds, default=600.0, help="longest pause before it, s (600)")
-    add("--spread", type=seconds, default=0.0, help="block traces: sessions start within, s (0)")
-    add("--stretch", type=seconds, default=1.0, help="block traces: prompts times this (1)")
-    add("--max-prompt", type=count, help="a session ends before a longer prompt (block traces)")
-    add("--max-output", type=count, default=64, help="tokens of an answer (%(default)s)")
-    add("--ignore-eos", action="store_true", help="answers as long as asked for (llama.cpp)")
-    add("--session-header", metavar="NAME", help="send the session's name in this header")
-    add("--pin", type=count, default=0, metavar="N", help="pin sessions to N slots (llama.cpp)")
-    add("--call-limit", type=seconds, default=600.0, help="longest call, s (%(default)g)")
-    add("--limit", type=seconds, default=3600.0, help="longest replay, s (%(default)g)")
-    add("--max-failures", type=count, default=10, help="then it is given up (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write every call to FILE")
-    add("--write", type=Path, metavar="FILE", help="write the calls as a block trace, no text")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command by itself; returns its exit status."""
-    parser = parser_of("slotwise.bench.run.replay", __doc__)
-    _arguments(parser)
-    return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -116,19 +116,22 @@ def of_workload(workload: Workload) -> Script:
     return Script(sessions, workload.live, workload.open_loop)
 
 
-def fitting(script: Script, most_prompt: int) -> tuple[Script, int]:
-    """The same with every session ended before its first prompt that is too long, and how many
-    steps that leaves out. Only prompts whose length is known can be told."""
-    kept = [_until_too_long(session, most_prompt) for session in script.sessions]
-    shorter = replace(script, sessions=[session for session in kept if session])
-    return shorter, len(script) - len(shorter)
+def fitting(script: Script, most_prompt: int, tokens: Mapping[str, Tokens] | None = None) -> Script:
+    """The same with every session ended before its first prompt that is too long.
 
+    ``tokens``: prompts by their steps. Without, only prompts of ids have a length.
+    """
 
-def _until_too_long(session: list[Step], most_prompt: int) -> list[Step]:
-    for number, step in enumerate(session):
-        if isinstance(step.prompt, Ids) and len(step.prompt.tokens) > most_prompt:
-            return session[:number]
-    return session
+    def length(step: Step) -> int:
+        if tokens is not None:
+            return len(tokens[step.id])
+        return len(step.prompt.tokens) if isinstance(step.prompt, Ids) else 0
+
+    def cut(lane: list[Step]) -> list[Step]:
+        too_long = (n for n, step in enumerate(lane) if length(step) > most_prompt)
+        return lane[: next(too_long, len(lane))]
+
+    return replace(script, sessions=[kept for lane in script.sessions if (kept := cut(lane))])
 
 
 class ReplayError(RuntimeError):

@@ -40,22 +40,27 @@ _PLOTTED = ("TTFT s", "guest TTFT s", "session min", "reuse")
 
 def figures(run: Run) -> dict[str, float]:
     """One run's figures. A turn is a request of a session; guests are counted apart."""
-    turns = [s.ttft_s for s in run.served if not s.ask.guest]
-    guests = [s.ttft_s for s in run.served if s.ask.guest]
     waits = [s.begun - s.arrived for s in run.served]
     prompt = sum(s.ask.prompt_tokens for s in run.served)
-    return {
-        "TTFT s": fmean(turns),
-        "p50 s": percentile(turns, 50) or 0.0,
-        "p95 s": percentile(turns, 95) or 0.0,
-        "guest TTFT s": fmean(guests) if guests else 0.0,
-        "session min": fmean(run.sessions_s) / 60,
+    return _times([(s.ask, s.ttft_s) for s in run.served], run.sessions_s) | {
         "reuse": sum(s.cached for s in run.served) / prompt,
         "prefill s": run.prefill_s,
         "copies s": run.copy_s,
         "wait s": fmean(waits),
         "longest wait s": max(waits),
         "refused": float(sum(s.refused for s in run.served)),
+    }
+
+
+def _times(ttft_s: Sequence[tuple[Ask, float]], sessions_s: Sequence[float]) -> dict[str, float]:
+    turns = [seconds for ask, seconds in ttft_s if not ask.guest]
+    guests = [seconds for ask, seconds in ttft_s if ask.guest]
+    return {
+        "TTFT s": fmean(turns),
+        "p50 s": percentile(turns, 50) or 0.0,
+        "p95 s": percentile(turns, 95) or 0.0,
+        "guest TTFT s": fmean(guests) if guests else 0.0,
+        "session min": fmean(sessions_s) / 60,
     }
 
 
@@ -72,8 +77,6 @@ def floor(workload: Workload, cost: CostModel, slots: int, park_tokens: int) -> 
     ttft_s = {
         ask.id: cost.prefill_s(n, ask.prompt_tokens) for ask, n in zip(asks, reused, strict=True)
     }
-    turns = [ttft_s[ask.id] for ask in asks if not ask.guest]
-    guests = [ttft_s[ask.id] for ask in asks if ask.guest]
     prompt = sum(ask.prompt_tokens for ask in asks)
     sessions_s = [
         sum(a.pause_s for a in session[1:])
@@ -81,12 +84,7 @@ def floor(workload: Workload, cost: CostModel, slots: int, park_tokens: int) -> 
         for session in workload.sessions
     ]
     room = park_tokens + bounds.largest_residents(rows, slots)
-    return {
-        "TTFT s": fmean(turns),
-        "p50 s": percentile(turns, 50) or 0.0,
-        "p95 s": percentile(turns, 95) or 0.0,
-        "guest TTFT s": fmean(guests) if guests else 0.0,
-        "session min": fmean(sessions_s) / 60,
+    return _times([(ask, ttft_s[ask.id]) for ask in asks], sessions_s) | {
         "reuse": bounds.park(rows, room, reused) / prompt,
         "prefill s": bounds.time_floor_s(rows, reused, cost.prefill_s),
         "copies s": 0.0,
@@ -365,15 +363,3 @@ def _tokens(text: str) -> int:
 
 def _short(tokens: int) -> str:
     return f"{tokens // 1000}k" if tokens and tokens % 1000 == 0 else str(tokens)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command by itself; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    _arguments(parser)
-    return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,11 +17,9 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-
 from slotwise.bench.run import replay, served
 from slotwise.bench.run.scripts import ScriptOptions, of_calls
-from slotwise.bench.run.sender import Script, Step
+from slotwise.bench.run.sender import Script, fitting
 from slotwise.bench.run.served import Bench
 from slotwise.bench.sim import arms
 from slotwise.bench.sim import simulate as tables
@@ -37,9 +35,8 @@ from slotwise.bench.suite.tables import (
     THINK_S,
     THINK_SCALE,
     four_arms,
-    shorter,
 )
-from slotwise.bench.trace import trace
+from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.report import markdown_table
 from slotwise.policies.params import from_mapping
 
@@ -218,7 +215,7 @@ def reality(bench: Bench, quick: bool) -> str:
         runs = 1 if quick else setup.runs
         by_arm: dict[str, list[Pair]] = {}
         for seed in range(1, runs + 1):
-            sent = shorter(_script(quick, seed), known.tokens, MOST_PROMPT)
+            sent = fitting(_script(quick, seed), MOST_PROMPT, known.tokens)
             sent = sent if setup.closed_loop else _one_at_a_time(sent, seed)
             for name, pair in _pairs(bench, setup, sent, known, costs):
                 by_arm.setdefault(name, []).append(pair)
@@ -252,17 +249,9 @@ def _script(quick: bool, seed: int) -> Script:
 
 def _one_at_a_time(script: Script, seed: int) -> Script:
     """The calls in the order in which the sessions would take turns, each alone."""
-    lanes = [list(lane) for lane in script.sessions]
-    drawn: list[Step] = []
-    rng = np.random.default_rng(seed)
-    running: list[list[Step]] = []
-    while lanes or running:
-        while lanes and len(running) < LIVE:
-            running.append(lanes.pop(0))
-        chosen = running[int(rng.integers(len(running)))]
-        drawn.append(replace(chosen.pop(0), pause_s=0.0))
-        running = [lane for lane in running if lane]
-    return Script([drawn], live=1)
+    waiting = [lane[::-1] for lane in script.sessions[::-1]]  # taken from their ends
+    drawn = workload.drawn(waiting, LIVE, random.Random(seed))
+    return Script([[replace(step, pause_s=0.0) for step in drawn]], live=1)
 
 
 def _pairs(
@@ -300,8 +289,8 @@ def _simulated(
 ) -> RunFigures:
     runs = []
     for number in range(_SHAKEN):
-        workload = as_workload(script, known, THINK_SCALE, partial(_more_s, random.Random(number)))
-        runs.append(tables.figures(simulate(workload, model, cost)))
+        asked = as_workload(script, known, THINK_SCALE, partial(_more_s, random.Random(number)))
+        runs.append(tables.figures(simulate(asked, model, cost)))
     minutes = fmean(run["session min"] for run in runs)
     return RunFigures(
         fmean(run["reuse"] for run in runs),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from slotwise.bench.run import engines, replay, served
 from slotwise.bench.run.scripts import ScriptOptions, of_calls
-from slotwise.bench.run.sender import Outcome, Script, Step
+from slotwise.bench.run.sender import Outcome, Script, Step, fitting
 from slotwise.bench.run.served import Bench, Played, ServedArm
 from slotwise.bench.trace import trace, workload
 from slotwise.bench.trace.report import markdown_table
@@ -260,16 +260,6 @@ def four_arms(bench: Bench, ram_tokens: int) -> list[ServedArm]:
     return arms
 
 
-def shorter(script: Script, tokens: Mapping[str, Tokens], most: int) -> Script:
-    """Every session up to its first prompt that is too long."""
-
-    def cut(lane: list[Step]) -> list[Step]:
-        long = (n for n, step in enumerate(lane) if len(tokens[step.id]) > most)
-        return lane[: next(long, len(lane))]
-
-    return replace(script, sessions=[kept for lane in script.sessions if (kept := cut(lane))])
-
-
 def table(
     bench: Bench, script: Script, tokens: dict[str, Tokens], ram_tokens: int, label: str
 ) -> tuple[list[dict[str, Any]], list[Played]]:
@@ -309,7 +299,7 @@ def all_traces(bench: Bench, quick: bool, ram_tokens: int) -> str:
     )
     script = of_calls(calls, wanted)
     tokens = bench.tokens(script)
-    script = shorter(script, tokens, MOST_PROMPT)
+    script = fitting(script, MOST_PROMPT, tokens)
     rows, played = [], []
     for live in (8, 16):
         found, of_arms = table(
@@ -341,7 +331,7 @@ def alone(bench: Bench, quick: bool) -> str:
         )
         script = of_calls(trace.read(name), replace(wanted, sessions=SLOTS))
         tokens = bench.tokens(script)
-        script = shorter(script, tokens, MOST_PROMPT)
+        script = fitting(script, MOST_PROMPT, tokens)
         for ram_tokens in (PARK_TOKENS, 0):
             label = f"{name} {SLOTS}/{SLOTS}, RAM {ram_tokens // 1000}k"
             found, played = table(bench, script, tokens, ram_tokens, label)

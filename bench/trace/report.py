@@ -34,14 +34,6 @@ def counts(text: str) -> list[int]:
     return [count(part) for part in text.split(",")]
 
 
-def pairs(text: str) -> list[tuple[int, int]]:
-    """``8/4,4/4``: two such numbers each."""
-    numbers = [tuple(map(count, pair.split("/"))) for pair in text.split(",")]
-    if any(len(pair) != 2 for pair in numbers):
-        raise argparse.ArgumentTypeError(f"expected pairs such as 8/4,4/4, got {text[:40]!r}")
-    return [(first, second) for first, second in numbers]
-
-
 def mapping(text: str) -> dict[str, Any]:
     """A YAML mapping; nothing is an empty one."""
     try:

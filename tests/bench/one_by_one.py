@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import orjson
+from tokenizers import Tokenizer
 
 from slotwise.bench.sim import bounds
 from slotwise.bench.trace.rows import Row
+from slotwise.bench.trace.trace import Call, Message
 from slotwise.policies.params import Params
-from slotwise.policies.prefix import EMPTY
+from slotwise.policies.prefix import EMPTY, pack
 from slotwise.policies.types import Request
 from slotwise.proxy.core.events import (
     Dispatch,
@@ -21,6 +27,37 @@ from slotwise.proxy.core.scheduler import Scheduler
 
 WINDOW_TOKENS = 131_072
 RUN_S = 1.0  # of each request
+
+
+def rendered(calls: Iterable[Call], tokenizer: Path) -> list[Row]:
+    """The calls as rows in ChatML. Nothing generated is held: answers occur in no later prompt."""
+    encoder = Tokenizer.from_file(str(tokenizer))
+
+    @lru_cache(maxsize=100_000)
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(encoder.encode(text, add_special_tokens=False).ids)
+
+    def row(call: Call) -> Row:
+        tools = f"<|im_start|>system\n{orjson.dumps(call.tools).decode()}<|im_end|>\n"
+        ids = [*encode(tools)] if call.tools else []
+        first_user_end = 0
+        for message in call.messages:
+            ids += encode(f"<|im_start|>{message['role']}\n{_body(message)}<|im_end|>\n")
+            if not first_user_end and message.get("role") == "user":
+                first_user_end = len(ids)
+        prompt = pack([*ids, *encode("<|im_start|>assistant\n")])
+        turns = 1 + sum(m.get("role") == "assistant" for m in call.messages)
+        return Row(call.session, prompt, prompt, first_user_end, turns, call.max_tokens)
+
+    return [row(call) for call in calls]
+
+
+def _body(message: Message) -> str:
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = orjson.dumps(content).decode()
+    calls = message.get("tool_calls")
+    return content + (orjson.dumps(calls).decode() if calls else "")
 
 
 def reused(rows: Sequence[Row], slots: int, params: Params, think_s: float) -> int:

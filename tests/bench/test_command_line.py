@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slotwise.bench.trace.report import count, counts, mapping, pairs, port, seconds, url
+from slotwise.bench.trace.report import count, counts, mapping, port, seconds, url
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,6 @@ from slotwise.bench.trace.report import count, counts, mapping, pairs, port, sec
         (port, "65535", 65535),
         (count, "7", 7),
         (counts, "1,20", [1, 20]),
-        (pairs, "8/4,4/4", [(8, 4), (4, 4)]),
         (seconds, "0.5", 0.5),
         (url, "http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
         (url, "https://[::1]", "https://[::1]"),
@@ -39,7 +38,6 @@ def test_what_is_meant_is_read(read: Callable[[str], Any], text: str, value: Any
         (count, "0"),
         (count, "1" * 5000),
         (counts, "1,,2"),
-        (pairs, "8/4/2"),
         (seconds, "nan"),
         (url, "foo"),
         (url, "127.0.0.1:8000"),

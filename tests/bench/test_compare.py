@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from slotwise.bench.run import client, compare, engines
-from slotwise.bench.run.compare import ComparedArm, Comparison, measure
+from slotwise.bench.run.compare import Comparison, measure
 from slotwise.bench.trace.workload import conversation, conversations_with_titles, interleave
 
 pytestmark = pytest.mark.skipif(
@@ -33,8 +33,8 @@ def test_a_bare_engine_is_measured_beside_both_bounds(
     model: engines.Model, concurrent: bool
 ) -> None:
     flags = ("-np", "2", "-c", "8192", "--cache-ram", "0")
-    arm = ComparedArm("bare", engines.bare(model, flags))
-    result = measure(plan(concurrent), [arm], Console(stderr=True, quiet=True))
+    servers = {"bare": engines.bare(model, flags)}
+    result = measure(plan(concurrent), servers, Console(stderr=True, quiet=True))
     bare, optimum, infinite = result["rows"]
     assert bare["prompt tokens"] == optimum["prompt tokens"] == infinite["prompt tokens"]
     # Two conversations on two slots: each next turn finds the one before.

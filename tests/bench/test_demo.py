@@ -9,7 +9,8 @@ import pytest
 
 from slotwise.bench.run import demo
 from slotwise.bench.run.client import Answer
-from slotwise.bench.run.demo import Result, verdict
+from slotwise.bench.run.compare import Result
+from slotwise.bench.run.demo import verdict
 
 
 def result(name: str, cached: int) -> Result:

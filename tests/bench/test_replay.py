@@ -196,7 +196,7 @@ def test_a_real_engine_is_measured_and_what_was_sent_can_be_sent_again(
 def test_what_cannot_be_is_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], options: list[str], says: str
 ) -> None:
-    assert replay.main([*options, "--max-failures", "1"]) == 2
+    assert command.main(["replay", *options, "--max-failures", "1"]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("replay: ")
     assert says in printed

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from slotwise.bench.run import engines
-from slotwise.bench.run.compare import CTX_TOKENS, ComparedArm, Comparison, measure
+from slotwise.bench.run.compare import CTX_TOKENS, Comparison, measure
 from slotwise.bench.sim import bounds
 from slotwise.bench.trace import trace, workload
-from slotwise.bench.trace.rows import RowRenderer, total
+from slotwise.bench.trace.rows import total
 from slotwise.policies.params import Params
-from tests.bench.one_by_one import reused
+from tests.bench.one_by_one import rendered, reused
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("xllamacpp"), reason="no embedded engine (xllamacpp)"
@@ -43,10 +43,10 @@ def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() 
             concurrent=False,
             max_tokens=4,
         )
-        arm = ComparedArm(
-            "slotwise", engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS)
-        )
-        slotwise, optimum, infinite = measure(plan, [arm], Console(quiet=True))["rows"]
+        server = engines.slotwise(engines.tiny_model(), SLOTS, SLOTS * CTX_TOKENS)
+        slotwise, optimum, infinite = measure(plan, {"slotwise": server}, Console(quiet=True))[
+            "rows"
+        ]
         assert slotwise["prompt tokens"] == optimum["prompt tokens"]
         assert slotwise["reuse"] <= optimum["reuse"] <= infinite["reuse"]
         below.append(optimum["reuse"] - slotwise["reuse"])
@@ -58,10 +58,10 @@ def test_four_live_sessions_on_four_slots_reuse_within_a_point_of_the_optimum() 
 @pytest.mark.parametrize("think_s", [0.1, 10.0])
 def test_over_many_orders_the_average_is_within_a_point_of_the_optimum(think_s: float) -> None:
     calls = trace.read("tau_airline")
-    renderer = RowRenderer(engines.tiny_model().path.with_name("tokenizer.json"))
+    tokenizer = engines.tiny_model().path.with_name("tokenizer.json")
     below = []
     for seed in range(1, 9):
-        rows = renderer.rows(workload.interleave(calls, SLOTS, seed), answers=False)
+        rows = rendered(workload.interleave(calls, SLOTS, seed), tokenizer)
         found = reused(rows, SLOTS, Params(), think_s)
         below.append((bounds.slots(rows, SLOTS) - found) / total(rows))
     assert min(below) >= 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slotwise.bench.sim import simulate
+from slotwise.launcher.cli import command
 from tests.bench.sim_world import EVIDENCE, agents
 
 
@@ -14,7 +15,7 @@ def test_the_command_prints_a_row_for_each_setup_and_arm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--grid", "2/2/20k,4/2/20k", "--arms", "llama.cpp,slotwise,optimum", "--seeds", "2"]
-    assert simulate.main([str(agents(tmp_path)), *options]) == 0
+    assert command.main(["simulate", str(agents(tmp_path)), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split(" | ")[:2] for line in lines if line.startswith(("| 2/", "| 4/"))]
     assert [f"{a[2:]} {b}" for a, b in rows] == [
@@ -29,7 +30,7 @@ def test_a_plot_is_written(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"plot.{ending}"
     run = [str(agents(tmp_path, 2, 3)), "--seeds", "1", "--arms", "llama.cpp,slotwise"]
-    assert simulate.main([*run, "--sessions", "2", "--plot", str(path)]) == 0
+    assert command.main(["simulate", *run, "--sessions", "2", "--plot", str(path)]) == 0
     assert path.stat().st_size > 1000
 
 
@@ -47,7 +48,7 @@ def test_a_plot_is_written(tmp_path: Path, ending: str) -> None:
 def test_bad_options_end_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
 ) -> None:
-    assert simulate.main([str(agents(tmp_path, 2, 2)), *options]) == 2
+    assert command.main(["simulate", str(agents(tmp_path, 2, 2)), *options]) == 2
     printed = capsys.readouterr()
     assert says in printed.err
     assert printed.err.startswith("simulate: ")
@@ -57,7 +58,7 @@ def test_bad_options_end_with_one_line(
 def test_a_trace_of_texts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text("{}")
-    assert simulate.main([str(path)]) == 2
+    assert command.main(["simulate", str(path)]) == 2
     assert "holds texts" in capsys.readouterr().err
 
 

@@ -11,11 +11,10 @@ from rich.console import Console
 from slotwise.bench.run import engines, served
 from slotwise.bench.run.client import Answer
 from slotwise.bench.run.scripts import ScriptOptions, of_calls
-from slotwise.bench.run.sender import Ids, Outcome, Script, Sent, Step
+from slotwise.bench.run.sender import Ids, Outcome, Sent, Step
 from slotwise.bench.run.served import Bench
 from slotwise.bench.suite import suite, tables
 from slotwise.bench.suite.suite import Measurement
-from slotwise.bench.suite.tables import shorter
 from slotwise.bench.trace import workload
 from slotwise.launcher.cli import command
 from slotwise.policies.prefix import Tokens, pack
@@ -48,13 +47,6 @@ def test_the_list_and_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> Non
 
 def step(name: str, tokens: int, session: str = "s") -> Step:
     return Step(name, session, Ids(pack(range(tokens)), made_up=True), 4)
-
-
-def test_sessions_end_before_a_prompt_that_is_too_long() -> None:
-    lanes = [[step("a", 5), step("b", 11), step("c", 6)], [step("d", 12)]]
-    tokens = {s.id: s.prompt.tokens for lane in lanes for s in lane if isinstance(s.prompt, Ids)}
-    kept = shorter(Script(lanes), tokens, 10)
-    assert [[s.id for s in lane] for lane in kept.sessions] == [["a"]]
 
 
 def test_bounds_are_counted_in_the_order_of_the_first_tokens() -> None:
