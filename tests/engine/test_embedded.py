@@ -16,6 +16,7 @@ from slotwise.launcher.profile.profile import load_all
 from slotwise.launcher.profile.settings import LaunchedServer
 from tests.engine import engines
 from tests.engine.conftest import StartEngine
+from tests.support import wait_until
 
 SEPARATE = ("-np", "4", "-c", "65536", "--no-kv-unified", "--cache-ram", "0", "-sps", "0")
 
@@ -69,8 +70,17 @@ def test_a_signal_ends_it_with_exit_code_0_once_nobody_is_connected(
     start_engine: StartEngine, ending: signal.Signals
 ) -> None:
     engine = start_engine("-np", "1", "-c", "1024")
+    # The engine answers before this process waits for signals.
+    wait_until(lambda: _catches(engine.process.pid, ending))
     os.kill(engine.process.pid, ending)
-    assert engine.process.wait(10) == 0
+    assert engine.process.wait(60) == 0
+
+
+def _catches(pid: int, ending: signal.Signals) -> bool:
+    """Whether the process has a handler for it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (ending - 1) & 1)
 
 
 def test_the_embedded_engine_ends_at_once_beside_an_open_stream(
