@@ -94,7 +94,8 @@ class LearnedCost:
     """The costs of one profile: the first values, then what its engine tells."""
 
     def __init__(self, first: Cost) -> None:
-        self.fit = CostFit(first)
+        self.cost = first  # as known now
+        self._fit = CostFit(first)
         self.reports = 0  # that were taken into account
         self._running = 0
         self._beside = 0.0  # integral of the number of running requests over time
@@ -102,7 +103,7 @@ class LearnedCost:
 
     def began(self, new: Running, others: Iterable[Running]) -> None:
         """A request was sent to the engine, beside the others that run there."""
-        cost, now = self.fit.cost, new.started
+        cost, now = self.cost, new.started
         self._count(1, now)
         new.beside, new.generating = self._beside, now
         for other in others:
@@ -114,7 +115,7 @@ class LearnedCost:
     def read(self, one: Running, others: Iterable[Running], now: float) -> None:
         """Its prompt is in the KV."""
         self._count(0, now)
-        cost = self.fit.cost
+        cost = self.cost
         one.beside, one.generating = self._beside, now
         one.stalled_s = sum(o.prefill_s(cost) for o in others if not o.read)
 
@@ -122,18 +123,21 @@ class LearnedCost:
         """It does not run any more; the engine told of it, or did not. Returns the costs as they
         are known now, None: as before."""
         self._count(-1, now)
-        before = self.fit
+        before = self._fit
         if reported is not None:
             self._prompt(one, reported)
             self._answer(one, reported, now)
             if one.request.max_tokens is None:
-                self.fit = self.fit.answer_ended(reported.completion_tokens or 0)
-        return None if self.fit is before else self.fit.cost
+                self._fit = self._fit.answer_ended(reported.completion_tokens or 0)
+        if self._fit is before:
+            return None
+        self.cost = self._fit.cost
+        return self.cost
 
     def _prompt(self, one: Running, reported: RequestFinished) -> None:
         n, cached = reported.prompt_tokens, reported.cached_tokens
         if reported.prefill_s and one.alone and n and cached is not None:
-            self.fit = self.fit.prompt_read(cached, n, reported.prefill_s)
+            self._fit = self._fit.prompt_read(cached, n, reported.prefill_s)
             self.reports += 1
 
     def _answer(self, one: Running, reported: RequestFinished, now: float) -> None:
@@ -144,7 +148,7 @@ class LearnedCost:
         sequences = max(1.0, (self._beside - one.beside) / took_s)
         seconds -= one.stalled_s
         # The first token is the prompt's.
-        self.fit = self.fit.tokens_generated(tokens - 1, seconds, sequences)
+        self._fit = self._fit.tokens_generated(tokens - 1, seconds, sequences)
         self.reports += 1
 
     def _count(self, more: int, now: float) -> None:

@@ -2,7 +2,7 @@
 
 The library does the splitting into words and the merges; special tokens are taken out before it
 sees a text (``segments.py``), in the engine's order. Only what both sides can express is
-built. Whether it then agrees with the engine is for ``proof.py`` to show.
+built. Whether it then agrees with the engine is for ``verification.py`` to show.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What the server does around a template (``common/chat.cpp``) and where its template language differs
 from jinja2 (``common/jinja``: white space, case and length are those of bytes) is done likewise,
 for plain requests. Anything else, and anything whose shape was not seen to come out equal, is the
-engine's: ``rendered_alike.py`` keeps the book of that.
+engine's: ``verification.py`` keeps a record of that.
 """
 
 from __future__ import annotations

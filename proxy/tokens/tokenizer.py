@@ -2,7 +2,7 @@
 
 What the engine does before inference is rendering (``/apply-template``) and encoding with special
 tokens added and parsed (``/tokenize``). Both are done here where that was proven equal
-(``knowledge.py``), in time that depends on the new text alone; else the engine is asked.
+(``verification.py``), in time that depends on the new text alone; else the engine is asked.
 
 Where the text of each message ends is found in the rendered text (:mod:`proxy.chat.sections`); only
 where that leaves the end of the first user turn open, the head of the conversation is rendered once
@@ -10,7 +10,7 @@ more. Prompts that the engine rendered are kept by digest, within a bound in byt
 template tells the time.
 
 Images and audio are counted by the engine and stand in a prompt as ids of their own
-(``media_prompt.py``); the prompts of ``/infill`` are put together in ``infill.py``.
+(``media.py``); the prompts of ``/infill`` are put together in ``infill.py``.
 """
 
 from __future__ import annotations
